@@ -16,7 +16,7 @@ def attention(
     scale=None,
     logits=np.float64,
     window=None,
-    softcap=None,
+    logit_softcap=None,
     attend_first=0,
 ) -> dict:
     """o, lse and, given cotangents, dq, dk, dv, dbias, dsinks, float64; every row must see a key.
@@ -34,9 +34,9 @@ def attention(
     k, v = (np.repeat(x, H // K, axis=2) for x in (k, v))
     s = (scale * np.einsum("bthd,bshd->bhts", q, k, optimize=True)).astype(logits)
     slope = 1.0
-    if softcap is not None:
-        slope = 1.0 / np.cosh(s / softcap) ** 2
-        s = softcap * np.tanh(s / softcap)
+    if logit_softcap is not None:
+        slope = 1.0 / np.cosh(s / logit_softcap) ** 2
+        s = logit_softcap * np.tanh(s / logit_softcap)
     if "bias" in inputs:
         s = s + np.asarray(inputs["bias"])[:, None, None, :].astype(logits)
     seen = np.tril(np.ones((T, S), bool)) if causal else np.ones((T, S), bool)

@@ -76,10 +76,10 @@ def check_window(window: int | None, attend_first: int, layout: str, causal: boo
         )
 
 
-def check_softcap(softcap: float | None) -> None:
+def check_softcap(logit_softcap: float | None) -> None:
     """Raise ValueError unless the bound of the logits is positive and finite."""
-    if softcap is not None and not 0 < softcap < float("inf"):
-        raise ValueError(f"softcap={softcap} must be positive and finite")
+    if logit_softcap is not None and not 0 < logit_softcap < float("inf"):
+        raise ValueError(f"logit_softcap={logit_softcap} must be positive and finite")
 
 
 def as_sinks(sinks: AnyArray | None, H: int) -> Float32[AnyArray, " H"] | None:

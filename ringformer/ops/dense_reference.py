@@ -23,7 +23,7 @@ def dense_attention(
     scale: float | None = None,
     window: int | None = None,
     sinks: Float[AnyArray, " H"] | None = None,
-    softcap: float | None = None,
+    logit_softcap: float | None = None,
     attend_first: int = 0,
     return_lse: bool = False,
 ) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float[Array, "B H T"]]:
@@ -38,8 +38,8 @@ def dense_attention(
     wide = jnp.promote_types(q.dtype, jnp.float32)  # bfloat16 logits would be neither a reference nor a fair baseline
     grouped = q.reshape(B, T, K, H // K, d)
     s = jnp.einsum("btkgd,bskd->bkgts", grouped, k, preferred_element_type=wide) * scale
-    if softcap is not None:
-        s = softcap * jnp.tanh(s / softcap)
+    if logit_softcap is not None:
+        s = logit_softcap * jnp.tanh(s / logit_softcap)
     if bias is not None:
         s = s + bias[:, None, None, None, :]
     mask, age = jnp.ones((B, T, S), bool), jnp.arange(T)[:, None] - jnp.arange(S)

@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
     ring: RingForm
     window: int | None
     sinks: Float[AnyArray, " H"] | None
-    softcap: float | None
+    logit_softcap: float | None
     attend_first: int
 
 
@@ -111,7 +111,7 @@ def ring_attention(
     rings: int = 1,
     window: int | None = None,
     sinks: Float[AnyArray, " H"] | None = None,
-    softcap: float | None = None,
+    logit_softcap: float | None = None,
     attend_first: int = 0,
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
@@ -150,7 +150,7 @@ def ring_attention(
         other than striped. Keys then make only the hops that the window reaches (`window_passes.py`), whatever `ring`
         is.
       sinks: a logit per query head that takes weight in the softmax and has no value; float, differentiable.
-      softcap: bound c of the scaled logits: a logit s becomes c tanh(s / c), before bias and masks.
+      logit_softcap: bound c of the scaled logits: a logit s becomes c tanh(s / c), before bias and masks.
       attend_first: tokens at the beginning of the sequence that every later query sees, whatever the window.
       return_lse: also return the log-sum-exp of each row, sinks included.
 
@@ -166,7 +166,7 @@ def ring_attention(
     check_head_size(kernel, q.shape[-1])
     in_order = "contiguous" if axis_name is None else layout
     check_masks(kernel, None if q_ids is None else segments, in_order, causal, bias is not None)
-    check_logits(kernel, window, softcap)
+    check_logits(kernel, window, logit_softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     exchange = HeadExchange.of(axis_name, ulysses, q.shape[2], k.shape[2])
     if causal:
@@ -176,9 +176,9 @@ def ring_attention(
     if rings != 1 and axis_name is None:
         raise ValueError(f"rings={rings} cuts a mesh axis; axis_name is None")
     options.check_form(k.shape[2])
-    argument_checks.check_softcap(softcap)
+    argument_checks.check_softcap(logit_softcap)
     argument_checks.check_window(window, attend_first, in_order, causal, segment_ids)
-    options = options.within(window, attend_first, softcap, q.shape[1])
+    options = options.within(window, attend_first, logit_softcap, q.shape[1])
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks))
     # A custom_vjp must return cotangents that vary as its inputs do. So the cast to a common type stays outside of it:
     # the cast's transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.

@@ -69,7 +69,7 @@ def sharded_ring_attention(
     ring: RingForm = "one_way",
     window: int | None = None,
     sinks: Float[AnyArray, " H"] | None = None,
-    softcap: float | None = None,
+    logit_softcap: float | None = None,
     attend_first: int = 0,
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
@@ -81,7 +81,7 @@ def sharded_ring_attention(
       mesh: any mesh that has `axis_name`, with all axes automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: layout of the tokens during the computation; the default balances causal work.
-      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, ulysses, ring, window, sinks, softcap,
+      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, ulysses, ring, window, sinks, logit_softcap,
         attend_first, return_lse: as in `ring_attention`.
 
     Returns:
@@ -122,7 +122,13 @@ def sharded_ring_attention(
     scale = None if scale is None else float(scale)
     options: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "causal": causal, "scale": scale}
     options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
-    options |= {"ulysses": ulysses, "ring": ring, "window": window, "softcap": softcap, "attend_first": attend_first}
+    options |= {
+        "ulysses": ulysses,
+        "ring": ring,
+        "window": window,
+        "logit_softcap": logit_softcap,
+        "attend_first": attend_first,
+    }
     return _on_mesh(mesh, specs, tuple(options.items()), return_lse, *arrays)
 
 

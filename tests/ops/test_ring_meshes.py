@@ -84,7 +84,7 @@ def test_whole_arrays_in_windows_with_sinks(kind):
     """In natural order; the sinks are sharded with the heads."""
     mesh = jax.make_mesh((2, 4), ("tp", "sp"), axis_types=(kind,) * 2)
     inputs, cotangents = arrays(64, sinks=True)
-    options = dict(window=19, softcap=2.0, attend_first=3)
+    options = dict(window=19, logit_softcap=2.0, attend_first=3)
     attention = partial(sharded_ring_attention, mesh=mesh, head_axis="tp", return_lse=True, **options)
     expected = exact(inputs, cotangents, **options)
     if kind == AxisType.Explicit:

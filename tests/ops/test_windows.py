@@ -50,7 +50,7 @@ CASES = [
 def test_windows_of_every_reach(layout, n, W):
     """With GQA, a bias, sinks, capped logits, a scale, a cotangent of lse, and first tokens that every query sees."""
     T = tokens(layout, n)
-    options = dict(window=W, softcap=1.5, scale=0.7, attend_first=W % 5)
+    options = dict(window=W, logit_softcap=1.5, scale=0.7, attend_first=W % 5)
     inputs, cotangents = arrays(T, bias=True, sinks=True)
     assert_close(on_ring(n, layout, inputs, cotangents, **CHUNKS, **options), exact(inputs, cotangents, **options))
 
@@ -75,8 +75,8 @@ def test_heads_exchanged_around_windows(layout, n, u, W):
 def test_full_attention_with_sinks_and_capped_logits(form, K):
     """Every form of the ring adds the sinks once, though two streams may have states of the same rows."""
     inputs, cotangents = arrays(4 * 2 * L, K=K, sinks=True)
-    out = on_ring(4, "zigzag", inputs, cotangents, ring=form, softcap=2.0, **CHUNKS)
-    assert_close(out, exact(inputs, cotangents, softcap=2.0))
+    out = on_ring(4, "zigzag", inputs, cotangents, ring=form, logit_softcap=2.0, **CHUNKS)
+    assert_close(out, exact(inputs, cotangents, logit_softcap=2.0))
 
 
 @pytest.mark.parametrize("form", ["both_ways", "gathered"])
@@ -121,7 +121,7 @@ def test_a_sink_of_minus_infinity_is_none():
 
 def test_the_dense_reference_has_them_too():
     inputs, cotangents = arrays(24, bias=True, sinks=True)
-    options = dict(window=7, softcap=1.5, attend_first=3)
+    options = dict(window=7, logit_softcap=1.5, attend_first=3)
     reference = partial(dense_attention, return_lse=True, **options)
     assert_close(values_and_gradients(reference, inputs, cotangents), exact(inputs, cotangents, **options))
 
@@ -132,7 +132,7 @@ def test_the_dense_reference_has_them_too():
 @pytest.mark.parametrize(
     ("layout", "length", "options"),
     [
-        ("zigzag", 180, dict(window=400, softcap=2.0, attend_first=3)),
+        ("zigzag", 180, dict(window=400, logit_softcap=2.0, attend_first=3)),
         pytest.param("zigzag", 180, dict(window=100), marks=pytest.mark.slow),
         pytest.param("contiguous", 300, dict(window=150, attend_first=130), marks=pytest.mark.slow),
     ],
@@ -160,8 +160,8 @@ def test_tpu_kernels(layout, length, options):
         (dict(attend_first=2), "attend_first=2 adds tokens to a window: pass window too"),
         (dict(window=4, attend_first=-1), "attend_first=-1 must not be negative"),
         (dict(window=4, attend_first=9), "attend_first=9 exceeds a part of a shard, 8 tokens"),
-        (dict(softcap=0.0), "softcap=0.0 must be positive and finite"),
-        (dict(softcap=float("inf")), "softcap=inf must be positive and finite"),
+        (dict(logit_softcap=0.0), "logit_softcap=0.0 must be positive and finite"),
+        (dict(logit_softcap=float("inf")), "logit_softcap=inf must be positive and finite"),
     ],
 )
 def test_arguments_that_contradict_each_other(options, message):
@@ -189,7 +189,7 @@ def test_first_tokens_of_packed_documents_are_refused():
         ring_attention(**inputs, axis_name=None, window=4, attend_first=2, segment_ids=ids)
 
 
-@pytest.mark.parametrize("option", [dict(window=4), dict(softcap=2.0)])
+@pytest.mark.parametrize("option", [dict(window=4), dict(logit_softcap=2.0)])
 def test_cudnn_names_a_kernel_that_can(option):
     q = np.zeros((1, 16, 2, 8), jax.numpy.bfloat16)
     with pytest.raises(ValueError, match=f"kernel='cudnn' takes no {next(iter(option))} .*kernel='xla' does"):

@@ -122,9 +122,9 @@ def check_both_ways(name: str, key_heads: int) -> None:
         )
 
 
-def check_logits(name: str, window: int | None, softcap: float | None) -> None:
+def check_logits(name: str, window: int | None, logit_softcap: float | None) -> None:
     """Raise ValueError if a kernel supports no window or no soft cap; the message names a kernel that does."""
-    for option, value in (("window", window), ("softcap", softcap)):
+    for option, value in (("window", window), ("logit_softcap", logit_softcap)):
         if value is not None and BLOCK_KERNELS[name].whole_parts:
             raise ValueError(f"kernel={name!r} takes no {option} ({option}={value}); kernel='xla' does")
 
