@@ -73,10 +73,10 @@ def _inspect(args: argparse.Namespace) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # documents may hold bytes that are not UTF-8
     console = Console(highlight=False)
-    found = None if args.ring is None else balances(np.diff(store.offsets), args.seq_len, args.ring)
+    ways = None if args.ring is None else balances(np.diff(store.offsets), args.seq_len, args.ring)
     show_samples(store, tokenizer, args.samples, console)
-    if found is not None:
-        show_balance(found, args.seq_len, args.ring, console)
+    if ways is not None:
+        show_balance(ways, args.seq_len, args.ring, console)
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:

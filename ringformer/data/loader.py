@@ -82,8 +82,8 @@ class Loader:
                     packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=rows))
             self.sequences = Mixture(packed, shares, seed)
         self._has_segments, self._ring_size, self._layout = packing.has_segments, ring_size, layout
-        orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in self.every_rings(packing.buckets)}
-        self._orders = orders
+        of_buckets = {math.gcd(2**k, ring_size) for k in range(packing.buckets + 1)}
+        self._orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in of_buckets}
 
     def document_lengths(self) -> list[DocumentLengths]:
         """Return the lengths of each store's documents; `too_short` turns them into a warning for training."""
@@ -92,10 +92,6 @@ class Loader:
     def passes(self, steps: int) -> dict[str, float]:
         """Count the passes that `steps` make through each store's selected documents, by the store's folder."""
         return self.sequences.passes(steps * self.batch_size)
-
-    def every_rings(self, buckets: int) -> list[int]:
-        """Return the numbers of rings that the batches of so many buckets need."""
-        return sorted({math.gcd(2**k, self._ring_size) for k in range(buckets + 1)})
 
     def rings(self, step: int) -> int:
         """Return into how many rings the ranks are cut for a step's batch: as many as its sequences have pieces, if

@@ -81,8 +81,8 @@ MUTATIONS = [
     Mutation(
         "dq in bfloat16 between hops",
         RING,
-        "dqs[i], share = ring.blocks.backward(dqs[i], *block)",
-        f"dqs[i], share = ring.blocks.backward(dqs[i], *block)\n                dqs[i] = dqs[i].{ROUND}",
+        "dqs[i], share = ring.backward(dqs[i], *block)",
+        f"dqs[i], share = ring.backward(dqs[i], *block)\n                dqs[i] = dqs[i].{ROUND}",
         RING_BF16,
     ),
     Mutation(
@@ -109,8 +109,8 @@ MUTATIONS = [
     Mutation(
         "attention logits in bfloat16",
         BLOCK,
-        's = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale',
-        's = jnp.einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]).astype(jnp.float32) * scale',
+        's, slope = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale, None',
+        's, slope = jnp.einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]).astype(jnp.float32) * scale, None',
         PRECISION,
     ),
     Mutation(
@@ -270,15 +270,15 @@ MUTATIONS = [
     Mutation(
         "clip_norm ignored by the loop",
         "train/program.py",
-        "clip_norm=optimizer.clip_norm,",
-        'clip_norm=float("inf"),',
+        '"clip_norm": optimizer.clip_norm,',
+        '"clip_norm": float("inf"),',
         UNTIED,
     ),
     Mutation(
         "clip_norm of 1 whatever the config says",
         "train/program.py",
-        "clip_norm=optimizer.clip_norm,",
-        "clip_norm=1.0,",
+        '"clip_norm": optimizer.clip_norm,',
+        '"clip_norm": 1.0,',
         TIED,
     ),
     Mutation(
@@ -298,8 +298,8 @@ MUTATIONS = [
     Mutation(
         "the seed of the data ignored",
         "train/prepare.py",
-        "load(train_store, seed=config.seed)",
-        "load(train_store, seed=0)",
+        "load(train_store, seed=config.seed,",
+        "load(train_store, seed=0,",
         UNTIED,
     ),
     Mutation(
@@ -374,8 +374,8 @@ MUTATIONS = [
     Mutation(
         "evaluation in an order of the run's seed",
         "train/prepare.py",
-        "load(eval_store, seed=0)",
-        "load(eval_store, seed=config.seed)",
+        "load(eval_store, seed=0,",
+        "load(eval_store, seed=config.seed,",
         NUMBERS,
     ),
     Mutation(
@@ -442,8 +442,8 @@ MUTATIONS = [
     Mutation(
         "own block forgotten",
         RING,
-        "carry = step(None, (fresh, keys_of), send=ring.hops > 0)",
-        "carry = fresh, [ring.shift(*x) for x in zip(keys_of, streams)]",
+        "carry = step(None, (states, keys_of), send=ring.hops > 0)",
+        "carry = states, [ring.shift(*x) for x in zip(keys_of, streams)]",
         RING_5,
     ),
     Mutation(
@@ -461,7 +461,13 @@ MUTATIONS = [
         RING_5,
     ),
     # Head exchange, and the forms of a ring: a device attends to other keys than those it thinks it has.
-    Mutation("a hop leads to the neighbour, not to the next rank", HOPS, "i + u * stream", "i + stream", EXCHANGED),
+    Mutation(
+        "a hop leads to another place of the next rank",
+        HOPS,
+        "(f + b) * u + i)",
+        "(f + b) * u + (i + 1) % u)",
+        EXCHANGED,
+    ),
     Mutation("the rank of a device is its place", HOPS, ") // self.exchange.ulysses", ") % self.size", EXCHANGED),
     Mutation(
         "heads are exchanged among every u-th device",
@@ -511,8 +517,8 @@ MUTATIONS = [
     Mutation(
         "keys gathered from a rank's own devices",
         HOPS,
-        "list(range(first, self.size * u, u)) for first in range(u)",
-        "list(range(first * self.size, (first + 1) * self.size)) for first in range(u)",
+        "list(range(first + i, first + ring, u))",
+        "list(range(first + i * self.size, first + (i + 1) * self.size))",
         FORM("8-4-zigzag-gathered-gqa"),
     ),
     Mutation(

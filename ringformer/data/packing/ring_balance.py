@@ -50,14 +50,14 @@ def balances(lengths: Int64[np.ndarray, " N"], seq_len: int, ranks: int) -> list
     lengths = np.minimum(lengths[np.sort(kept)], seq_len)
     halvings = (ranks & -ranks).bit_length() - 1
     rows, batches = sequences_of(lengths, seq_len), batches_of(lengths, seq_len, halvings)
-    found = []
+    counted = []
     for chunk in CHUNKS:
         for layout in LAYOUTS:
             whole = together([ring_work(segments(row, seq_len), layout, ranks, chunk) for row in rows])
-            found.append(Balance(layout, 0, chunk, whole))
+            counted.append(Balance(layout, 0, chunk, whole))
             if halvings:
-                found.append(Balance(layout, halvings, chunk, in_buckets(batches, ranks, layout, chunk)))
-    return found
+                counted.append(Balance(layout, halvings, chunk, in_buckets(batches, ranks, layout, chunk)))
+    return counted
 
 
 def sequences_of(lengths: np.ndarray, seq_len: int) -> list[np.ndarray]:
@@ -100,17 +100,17 @@ def in_buckets(batches: dict, ranks: int, layout: Layout, chunk: int) -> RingWor
     return together(works)
 
 
-def show_balance(found: list[Balance], seq_len: int, ranks: int, console: Console) -> None:
+def show_balance(counted: list[Balance], seq_len: int, ranks: int, console: Console) -> None:
     """Print how much longer than its ideal attention takes on a ring, for documents packed whole."""
     table = Table(title=f"Attention over its ideal: sequences of {seq_len:,} tokens on a ring of {ranks}", box=None)
     table.add_column("layout, data.buckets")
     for chunk in CHUNKS:
         table.add_column(f"chunks of {chunk}", justify="right")
-    for way in dict.fromkeys((x.layout, x.buckets) for x in found):
-        products = [f"{x.work.product:.2f}" for x in found if (x.layout, x.buckets) == way]
+    for way in dict.fromkeys((x.layout, x.buckets) for x in counted):
+        products = [f"{x.work.product:.2f}" for x in counted if (x.layout, x.buckets) == way]
         table.add_row(f"{way[0]}, {way[1]}", *products)
     console.print(table)
-    best = min(found, key=lambda x: x.seconds)
+    best = min(counted, key=lambda x: x.seconds)
     console.print(
         "slowest rank over the mean x computed over visible pairs; fastest, with the kernels' efficiency (v5e): "
         f"layout {best.layout}, data.packing=whole, data.buckets={best.buckets}, chunks of {best.chunk}"
