@@ -51,6 +51,8 @@ def add_inspect(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
     parser.add_argument("--samples", type=int, default=3, help="number of documents to show")
     parser.add_argument("--ring", type=int, help="ranks: also count the balance of packed documents on such a ring")
     parser.add_argument("--seq_len", type=int, help="with --ring: tokens of a sequence")
+    parser.add_argument("--min_length", type=int, default=0, help="with --ring: as data.min_length of a run")
+    parser.add_argument("--max_length", type=int, default=0, help="with --ring: as data.max_length of a run; 0: any")
     return _inspect
 
 
@@ -58,7 +60,9 @@ def _inspect(args: argparse.Namespace) -> None:
     import numpy as np
     from rich.console import Console
 
+    from ringformer.data.packing.options import PackingOptions
     from ringformer.data.packing.ring_balance import balances, show_balance
+    from ringformer.data.packing.stream import DocumentStream
     from ringformer.data.stores.folder import open_one
     from ringformer.data.stores.inspect_store import show_samples
     from ringformer.data.tokenizers.load import load_tokenizer
@@ -73,7 +77,11 @@ def _inspect(args: argparse.Namespace) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # documents may hold bytes that are not UTF-8
     console = Console(highlight=False)
-    ways = None if args.ring is None else balances(np.diff(store.offsets), args.seq_len, args.ring)
+    ways = None
+    if args.ring is not None:
+        options = PackingOptions(min_length=args.min_length, max_length=args.max_length)
+        documents = DocumentStream(store, args.seq_len, 0, options).documents
+        ways = balances(np.diff(store.offsets)[documents], args.seq_len, args.ring)
     show_samples(store, tokenizer, args.samples, console)
     if ways is not None:
         show_balance(ways, args.seq_len, args.ring, console)

@@ -81,7 +81,8 @@ class Loader:
                     rows = max(round(batch_size * share / sum(shares)), 1)
                     packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=rows))
             self.sequences = Mixture(packed, shares, seed)
-        self._has_segments, self._ring_size, self._layout = packing.has_segments, ring_size, layout
+        self._packing, self._has_segments = packing, packing.has_segments
+        self._ring_size, self._layout = ring_size, layout
         of_buckets = {math.gcd(2**k, ring_size) for k in range(packing.buckets + 1)}
         self._orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in of_buckets}
 
@@ -128,6 +129,8 @@ class Loader:
         if work.product < UNBALANCED:
             return None
         command = f"data inspect {self.stores[0].path.parent} --ring={self._ring_size} --seq_len={self.seq_len}"
+        lengths = self._packing.min_length, self._packing.max_length
+        command += "".join(f" --{name}={n}" for name, n in zip(("min_length", "max_length"), lengths, strict=True) if n)
         return (
             f"documents make attention take {work.product:.1f} times its ideal on this ring (slowest rank over mean "
             f"{work.balance:.1f}, computed over visible pairs {work.excess:.1f}): `ringformer {command}` counts other "

@@ -182,7 +182,10 @@ def _print_answer(answer) -> int:
     """Print an answer as it is generated, and its speed; return the exit code. On a terminal, control characters are
     made visible."""
     if answer.began_anew:
-        print("(reread the conversation: the cache held other tokens, or had no room left)", file=sys.stderr)
+        print(
+            "(reread the conversation: the cache held other tokens or had no room left, or the model has a window)",
+            file=sys.stderr,
+        )
     code, shown = 0, visible if sys.stdout.isatty() else str
     try:
         for piece in answer:

@@ -1,5 +1,6 @@
 """Checks and lossless casts of attention's arguments."""
 
+import operator
 from typing import Literal, get_args
 
 import jax
@@ -52,6 +53,35 @@ def check_ranks(q, k) -> None:
         raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
 
 
+def as_whole_number(name: str, value) -> int:
+    """Return a number as int. Raises ValueError for other values, True and False included."""
+    try:
+        if not isinstance(value, bool | np.bool_):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueError(f"{name}={value!r} must be a whole number")
+
+
+def as_softcap(logit_softcap) -> float | None:
+    """Return the bound of the logits as float. Raises ValueError unless it is positive and finite."""
+    if logit_softcap is None:
+        return None
+    try:
+        bound = float(logit_softcap)
+    except (TypeError, ValueError):
+        bound = 0.0
+    if not 0 < bound < float("inf"):
+        raise ValueError(f"logit_softcap={logit_softcap!r} must be a positive, finite number")
+    return bound
+
+
+def as_numbers(window, attend_first, logit_softcap) -> tuple[int | None, int, float | None]:
+    """Return these options as Python numbers. Raises ValueError that names the wrong one."""
+    window = None if window is None else as_whole_number("window", window)
+    return window, as_whole_number("attend_first", attend_first), as_softcap(logit_softcap)
+
+
 def check_window(window: int | None, attend_first: int, layout: str, causal: bool, segment_ids: SegmentIds) -> None:
     """Raise ValueError for a window or first tokens that the other arguments contradict."""
     if window is None:
@@ -76,16 +106,12 @@ def check_window(window: int | None, attend_first: int, layout: str, causal: boo
         )
 
 
-def check_softcap(logit_softcap: float | None) -> None:
-    """Raise ValueError unless the bound of the logits is positive and finite."""
-    if logit_softcap is not None and not 0 < logit_softcap < float("inf"):
-        raise ValueError(f"logit_softcap={logit_softcap} must be positive and finite")
-
-
 def as_sinks(sinks: AnyArray | None, H: int) -> Float32[AnyArray, " H"] | None:
     """Cast sinks to float32. Raises ValueError unless they are one float per query head."""
     if sinks is None:
         return None
+    if not isinstance(sinks, jax.Array | np.ndarray):
+        raise ValueError(f"sinks must be an array of one float per query head, [{H}]; got {sinks!r}")
     if sinks.shape != (H,) or not jnp.issubdtype(sinks.dtype, jnp.floating):
         raise ValueError(f"sinks must be one float per query head, [{H}]; got {sinks.dtype} {sinks.shape}")
     return sinks.astype(np.float32)

@@ -166,6 +166,7 @@ def ring_attention(
     check_head_size(kernel, q.shape[-1])
     in_order = "contiguous" if axis_name is None else layout
     check_masks(kernel, None if q_ids is None else segments, in_order, causal, bias is not None)
+    window, attend_first, logit_softcap = argument_checks.as_numbers(window, attend_first, logit_softcap)
     check_logits(kernel, window, logit_softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     exchange = HeadExchange.of(axis_name, ulysses, q.shape[2], k.shape[2])
@@ -176,7 +177,6 @@ def ring_attention(
     if rings != 1 and axis_name is None:
         raise ValueError(f"rings={rings} cuts a mesh axis; axis_name is None")
     options.check_form(k.shape[2])
-    argument_checks.check_softcap(logit_softcap)
     argument_checks.check_window(window, attend_first, in_order, causal, segment_ids)
     options = options.within(window, attend_first, logit_softcap, q.shape[1])
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks))

@@ -80,15 +80,14 @@ class Ring:
 
         Raises ValueError if the first tokens exceed a part of a shard. `local_tokens` are those of a device.
         """
+        layout: Layout = "contiguous" if self.axis_name is None else self.layout
         shard = local_tokens * self.exchange.ulysses
+        part = shard // layouts.PARTS[layout]
+        if window is not None and attend_first > part:
+            whole = "the sequence" if self.axis_name is None else "a part of a shard"
+            raise ValueError(f"attend_first={attend_first} exceeds {whole}, {part} tokens, all that it can take")
         if window is None or window >= shard * self.size:
             return replace(self, softcap=softcap)
-        if attend_first > shard // self.parts:
-            raise ValueError(
-                f"attend_first={attend_first} exceeds a part of a shard, {shard // self.parts} tokens, which is all "
-                "that rank 0 sends to the others"
-            )
-        layout: Layout = "contiguous" if self.axis_name is None else self.layout
         return replace(self, layout=layout, window=window, attend_first=attend_first, softcap=softcap, form="one_way")
 
     def window_hops(self, part: int) -> int:

@@ -62,11 +62,9 @@ def make_program(
     transformation = make_optimizer(optimizer, steps, letters)
     shardings = state_shardings(shard_weights(shapes, letters, mesh), transformation)
 
-    @lru_cache
-    def step_on(rings: int) -> Wrapped:
-        options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
-        return make_train_step(model, transformation, shardings, mesh, accumulate=accumulate, rings=rings, **options)
-
+    options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
+    options |= {"accumulate": accumulate}
+    step_on = lru_cache(lambda rings: make_train_step(model, transformation, shardings, mesh, rings=rings, **options))
     eval_step = make_eval_step(model, shardings.params, mesh, seq_len=seq_len, accumulate=accumulate)
     state = abstract_state(shardings, transformation, mesh)
     return Program(model, mesh, transformation, shardings, step_on, eval_step, state, NamedSharding(mesh, BATCH))

@@ -42,7 +42,7 @@ def test_greedy_tokens_are_those_of_transformers(family, mesh_dim, tmp_path):
         assert out[0, 9:].tolist() == row
 
 
-@pytest.mark.parametrize("mesh_dim", ["1,1,1,1", "1,1,2,4"])
+@pytest.mark.parametrize("mesh_dim", ["1,1,1,1", pytest.param("1,1,2,4", marks=pytest.mark.slow)])
 def test_greedy_tokens_in_a_window(mesh_dim):
     """The prompt is longer than the window, and so is what is written; a second text would need another mask."""
     config = replace(CONFIG, window=7)

@@ -8,7 +8,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from ringformer.ops import layouts
-from ringformer.ops.argument_checks import as_sinks
+from ringformer.ops.argument_checks import as_numbers, as_sinks
 from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.ring_attention import ring_attention
 from tests.dense import attention as exact
@@ -160,8 +160,9 @@ def test_tpu_kernels(layout, length, options):
         (dict(attend_first=2), "attend_first=2 adds tokens to a window: pass window too"),
         (dict(window=4, attend_first=-1), "attend_first=-1 must not be negative"),
         (dict(window=4, attend_first=9), "attend_first=9 exceeds a part of a shard, 8 tokens"),
-        (dict(logit_softcap=0.0), "logit_softcap=0.0 must be positive and finite"),
-        (dict(logit_softcap=float("inf")), "logit_softcap=inf must be positive and finite"),
+        (dict(window=64, attend_first=9), "attend_first=9 exceeds a part of a shard, 8 tokens"),
+        (dict(logit_softcap=0.0), "logit_softcap=0.0 must be a positive, finite number"),
+        (dict(logit_softcap=float("inf")), "logit_softcap=inf must be a positive, finite number"),
     ],
 )
 def test_arguments_that_contradict_each_other(options, message):
@@ -174,6 +175,27 @@ def test_arguments_that_contradict_each_other(options, message):
     )
     with pytest.raises(ValueError, match=message):
         run(*inputs.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((2.5, 0, None), "window=2.5 must be a whole number"),
+        ((True, 0, None), "window=True must be a whole number"),
+        (("16", 0, None), "window='16' must be a whole number"),
+        ((4, None, None), "attend_first=None must be a whole number"),
+        ((4, 1.5, None), "attend_first=1.5 must be a whole number"),
+        ((4, 0, "a"), "logit_softcap='a' must be a positive, finite number"),
+    ],
+)
+def test_options_that_are_no_numbers(given, message):
+    with pytest.raises(ValueError, match=message):
+        as_numbers(*given)
+
+
+def test_numbers_of_arrays_are_numbers():
+    numbers = as_numbers(np.int32(16), jax.numpy.int32(2), jax.numpy.float32(5))
+    assert numbers == (16, 2, 5.0) and [type(x) for x in numbers] == [int, int, float]
 
 
 @pytest.mark.parametrize("sinks", [np.zeros(3, np.float32), np.zeros(4, np.int32), np.zeros((4, 1), np.float32)])

@@ -38,7 +38,8 @@ def deal(
 
     Args:
       lengths: tokens of each document. Documents longer than a sequence are cut, and belong to bucket 0.
-      batch_size: sequences of a batch. A bucket has at least one batch, and `LEAST` of all tokens.
+      batch_size: sequences of a batch. A bucket that is used has at least about one batch, and `LEAST` of all tokens:
+        too small ones join the bucket with pieces of twice the length, and bucket 0 gets some documents of others.
     """
     bucket = sum(((lengths <= seq_len >> k).astype(int) for k in range(1, buckets + 1)), np.zeros(len(lengths), int))
     order = rng.permutation(len(lengths))
@@ -54,6 +55,9 @@ def deal(
         if k < buckets:
             bucket[small[np.cumsum(lengths[small]) <= FILLED * empty[filled].sum()]] = k
     enough = max(batch_size * seq_len, LEAST * lengths.sum())
+    if lengths[bucket == 0].sum() < enough and (bucket == 0).any():  # few long documents: others join them
+        others = order[bucket[order] > 0]
+        bucket[others[np.cumsum(lengths[others]) <= enough]] = 0
     for k in range(buckets, 0, -1):
         if lengths[bucket == k].sum() < enough:
             bucket[bucket == k] = k - 1
@@ -64,10 +68,10 @@ class LengthBuckets:
     """Sequences of a store in buckets; see `Mixture`, whose methods it has."""
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions, *, batch_size: int):
-        if seq_len % 2**options.buckets:
+        if options.buckets >= int(seq_len).bit_length() or seq_len % 2**options.buckets:
             raise ValueError(
                 f"data.buckets={options.buckets} halves a sequence {options.buckets} times: seq_len={seq_len} is not "
-                f"divisible by {2**options.buckets}"
+                f"divisible by so many twos"
             )
         self.seq_len, self._batch_size, self._store = seq_len, batch_size, store
         self.selections = [DocumentStream(store, seq_len, seed, options)]
@@ -85,7 +89,7 @@ class LengthBuckets:
         self._turns = Turns(self.shares, seed)
         whole = [packed.per_epoch // (batch_size << k) for k, packed in self._parts]
         steps = min(self._turns.until(number, count) for number, count in enumerate(whole))
-        self.per_epoch = max(steps, 1) * batch_size
+        self.per_epoch = steps * batch_size
 
     @property
     def share_by_halvings(self) -> dict[int, float]:

@@ -39,6 +39,10 @@ class PackingOptions:
         for field, values in (("packing", get_args(Packing)), ("packed_attention", get_args(PackedAttention))):
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
+        if type(self.buckets) is not int:
+            raise ValueError(
+                f"{key}buckets={self.buckets!r} must be a whole number: the times that sequences are halved"
+            )
         if self.buckets < 0:
             raise ValueError(f"{key}buckets={self.buckets} must not be negative: the times that sequences are halved")
         if self.buckets and (self.packing != "whole" or self.packed_attention != "document"):

@@ -12,13 +12,13 @@ from rich.table import Table
 
 from ringformer.data.packing.bin_packing import order_by_batch, pack
 from ringformer.data.packing.buckets import deal
-from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, in_rings, ring_work, together
-from ringformer.ops.layouts import Layout, check_layout
+from ringformer.data.packing.ring_work import RingWork, in_rings, kernel_share, ring_work, together
+from ringformer.ops.layouts import PARTS, Layout, check_layout
 
 BATCH, SAMPLES = 4, 24
 """Sequences of a batch of a bucket, and most sequences without buckets, that are counted."""
-MOST_DOCUMENTS = 50_000
-"""Most documents of a store to pack, drawn at random."""
+MOST_DOCUMENTS, MOST_RANKS = 50_000, 256
+"""Most documents of a store to pack, drawn at random; and ranks of the largest ring that is counted."""
 CHUNKS = 1024, 512, 256
 LAYOUTS: tuple[Layout, ...] = ("zigzag", "striped")
 
@@ -34,27 +34,30 @@ class Balance(NamedTuple):
     @property
     def seconds(self) -> float:
         """Duration over that of the visible pairs alone at the kernels' full rate."""
-        return self.work.product / KERNEL_SHARES[self.chunk]
+        return self.work.product / kernel_share(self.chunk)
 
 
 def balances(lengths: Int64[np.ndarray, " N"], seq_len: int, ranks: int) -> list[Balance]:
     """Count the work of documents on a ring for each layout and chunk, without buckets and with as many as halve the
-    ring down to an odd number of ranks.
+    ring down to an odd number of ranks. Chunks are at most a part of a shard.
 
-    Raises ValueError if no such ring can hold the sequence.
+    Raises ValueError if no such ring can hold the sequence, or if it is too large to count.
     """
+    if not 1 <= ranks <= MOST_RANKS or seq_len < 1:
+        raise ValueError(f"a ring of {ranks} ranks for {seq_len} tokens: give 1 to {MOST_RANKS} ranks, and some tokens")
     rng = np.random.default_rng(0)
     for layout in LAYOUTS:
         check_layout(layout, seq_len, ranks)
-    kept = rng.permutation(len(lengths))[:MOST_DOCUMENTS]
-    lengths = np.minimum(lengths[np.sort(kept)], seq_len)
+    lengths = lengths[np.sort(rng.permutation(len(lengths))[:MOST_DOCUMENTS])]
+    whole, rest = np.divmod(lengths, seq_len)  # longer documents are cut
+    lengths = np.concatenate([np.full(whole.sum(), seq_len), rest[rest > 0]])
     halvings = (ranks & -ranks).bit_length() - 1
     rows, batches = sequences_of(lengths, seq_len), batches_of(lengths, seq_len, halvings)
     counted = []
-    for chunk in CHUNKS:
-        for layout in LAYOUTS:
-            whole = together([ring_work(segments(row, seq_len), layout, ranks, chunk) for row in rows])
-            counted.append(Balance(layout, 0, chunk, whole))
+    for layout in LAYOUTS:
+        for chunk in sorted({min(chunk, seq_len // ranks // PARTS[layout]) for chunk in CHUNKS}, reverse=True):
+            work = together([ring_work(segments(row, seq_len), layout, ranks, chunk) for row in rows])
+            counted.append(Balance(layout, 0, chunk, work))
             if halvings:
                 counted.append(Balance(layout, halvings, chunk, in_buckets(batches, ranks, layout, chunk)))
     return counted
@@ -95,7 +98,7 @@ def in_buckets(batches: dict, ranks: int, layout: Layout, chunk: int) -> RingWor
     works = []
     for k, (share, rows) in batches.items():
         work = together([in_rings(row, layout, ranks, 2**k, chunk) for row in rows])
-        slowest, computed, visible = (int(x * share / len(rows)) for x in work[:3])
+        slowest, computed, visible = (x * share / len(rows) for x in work[:3])
         works.append(RingWork(slowest, computed, visible, ranks, work.idle_hops))
     return together(works)
 
@@ -104,11 +107,10 @@ def show_balance(counted: list[Balance], seq_len: int, ranks: int, console: Cons
     """Print how much longer than its ideal attention takes on a ring, for documents packed whole."""
     table = Table(title=f"Attention over its ideal: sequences of {seq_len:,} tokens on a ring of {ranks}", box=None)
     table.add_column("layout, data.buckets")
-    for chunk in CHUNKS:
-        table.add_column(f"chunks of {chunk}", justify="right")
+    table.add_column("by tokens of a chunk")
     for way in dict.fromkeys((x.layout, x.buckets) for x in counted):
-        products = [f"{x.work.product:.2f}" for x in counted if (x.layout, x.buckets) == way]
-        table.add_row(f"{way[0]}, {way[1]}", *products)
+        products = [f"{x.chunk}: {x.work.product:.2f}" for x in counted if (x.layout, x.buckets) == way]
+        table.add_row(f"{way[0]}, {way[1]}", "   ".join(products))
     console.print(table)
     best = min(counted, key=lambda x: x.seconds)
     console.print(

@@ -24,14 +24,22 @@ KERNEL_SHARES = {2048: 0.95, 1024: 0.91, 512: 0.73, 256: 0.39}
 backward, counted in machine code (docs/performance.md)."""
 
 
+def kernel_share(chunk: int) -> float:
+    """Return the share of a chunk of any size: between two of `KERNEL_SHARES`, or in proportion to the smallest."""
+    sizes = sorted(KERNEL_SHARES)
+    if chunk < sizes[0]:
+        return KERNEL_SHARES[sizes[0]] * chunk / sizes[0]
+    return float(np.interp(chunk, sizes, [KERNEL_SHARES[size] for size in sizes]))
+
+
 class RingWork(NamedTuple):
     """Pairs of tokens of some sequences, each on a ring of `ranks`."""
 
-    slowest: int
+    slowest: float
     """Pairs of the slowest rank, summed over hops."""
-    computed: int
+    computed: float
     """Pairs that all ranks compute."""
-    visible: int
+    visible: float
     """Pairs that the masks leave."""
     ranks: int
     idle_hops: int

@@ -121,7 +121,7 @@ def test_a_run_knows_that_its_documents_leave_the_ring_unbalanced(store):
 
 
 def test_what_buckets_cannot_halve(store):
-    with pytest.raises(ValueError, match="halves a sequence 3 times: seq_len=60 is not divisible by 8"):
+    with pytest.raises(ValueError, match="halves a sequence 3 times: seq_len=60 is not divisible by so many twos"):
         LengthBuckets(store, 60, SEED, OPTIONS, batch_size=1)
     with pytest.raises(ValueError, match=r"data\.buckets=3 needs one store; the mixture has 2"):
         Loader(
@@ -154,3 +154,16 @@ def test_full_pieces_need_no_short_documents_and_few_documents_no_bucket():
     assert [len(own) for own in full] == [0, 0, 0, 400, 0, 0]
     rare = deal(np.array([2**16] * 400 + [100] * 3), 2**19, 5, 8, np.random.default_rng(0))
     assert [len(own) for own in rare] == [0, 0, 0, 403, 0, 0]
+
+
+def test_a_rare_long_document_occurs_as_often_as_others(tmp_path):
+    """Others join it, until they are a hundredth of the tokens."""
+    store = build(tmp_path / "s", [128] + [8] * 8000)
+    packed = LengthBuckets(store, 128, SEED, PackingOptions(packing="whole", buckets=3), batch_size=2)
+    counts = np.zeros(8001)
+    for index in range(1000):  # an epoch is of 501
+        np.add.at(counts, packed.documents_of(index)[1], 1)
+    assert packed.share_by_halvings[0] == pytest.approx(0.01, abs=0.005)
+    assert 1 <= counts[0] <= 3 and counts[1:].mean() == pytest.approx(2, rel=0.1)
+    with pytest.raises(ValueError, match="halves a sequence 1000000 times: seq_len=128 is not"):
+        LengthBuckets(store, 128, SEED, PackingOptions(packing="whole", buckets=10**6), batch_size=2)

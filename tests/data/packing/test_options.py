@@ -9,6 +9,7 @@ WRONG = [
     ({"packing": "hole"}, "unknown {}packing 'hole'; known: stream, whole"),
     ({"packed_attention": "all"}, "unknown {}packed_attention 'all'; known: document, sequence"),
     ({"min_length": 9, "max_length": 5}, "{0}min_length=9 and {0}max_length=5 leave no length"),
+    ({"buckets": 1.5}, "{}buckets=1.5 must be a whole number"),
     ({"buckets": -1}, "{}buckets=-1 must not be negative"),
     ({"buckets": 2}, "{0}buckets=2 needs {0}packing='whole' and {0}packed_attention='document'"),
     ({"buckets": 2, "packing": "whole", "packed_attention": "sequence"}, "{0}buckets=2 needs {0}packing='whole'"),

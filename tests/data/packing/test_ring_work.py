@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.packing import ON_RINGS, by_document, drawn
 from ringformer.data.packing.ring_balance import balances, batches_of, in_buckets, segments, sequences_of
-from ringformer.data.packing.ring_work import in_rings, ring_work, together
+from ringformer.data.packing.ring_work import KERNEL_SHARES, in_rings, kernel_share, ring_work, together
 from ringformer.ops.layouts import PARTS, permutation
 from ringformer.ops.work_list import cut_axis
 from tests.helpers import packed_segments
@@ -73,10 +73,35 @@ def test_equal_documents_cut_for_all_ranks():
 
 
 def test_every_way_is_counted_for_a_store():
-    found = balances(np.full(64, 512), 4096, 8)
-    assert {(x.layout, x.buckets) for x in found} == {(a, b) for a in ("zigzag", "striped") for b in (0, 3)}
-    assert min(found, key=lambda x: x.work.product).buckets == 3
+    counted = balances(np.full(64, 512), 4096, 8)
+    assert {(x.layout, x.buckets) for x in counted} == {(a, b) for a in ("zigzag", "striped") for b in (0, 3)}
+    assert min(counted, key=lambda x: x.work.product).buckets == 3
+    assert {x.chunk for x in counted} == {512, 256} and {x.chunk for x in counted if x.layout == "zigzag"} == {256}
     odd = balances(np.full(64, 512), 3 * 512 * 2, 3)
     assert {x.buckets for x in odd} == {0}
-    with pytest.raises(ValueError, match="sequence length 100 is not divisible by 16"):
-        balances(np.full(64, 5), 100, 8)
+    assert all(x.work.product >= 1 for x in balances(np.array([1, 2, 3, 5, 16, 16, 40]), 16, 8))
+
+
+def test_documents_longer_than_a_sequence_are_cut():
+    """One of two hundred sequences is as two hundred documents of one each."""
+    long, short = (balances(lengths, 1024, 8) for lengths in (np.array([200 * 1024]), np.full(200, 1024)))
+    assert [x.work for x in long] == [x.work for x in short]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seq_len", "message"),
+    [
+        (8, 100, "sequence length 100 is not divisible by 16"),
+        (10**6, 2 * 10**6, "a ring of 1000000 ranks for 2000000 tokens: give 1 to 256 ranks"),
+        (8, -16, "a ring of 8 ranks for -16 tokens"),
+    ],
+)
+def test_rings_that_are_not_counted(ranks, seq_len, message):
+    with pytest.raises(ValueError, match=message):
+        balances(np.full(64, 5), seq_len, ranks)
+
+
+def test_shares_of_chunks_of_any_size():
+    assert kernel_share(1024) == KERNEL_SHARES[1024] and kernel_share(4096) == KERNEL_SHARES[2048]
+    assert KERNEL_SHARES[512] < kernel_share(768) < KERNEL_SHARES[1024]
+    assert kernel_share(128) == KERNEL_SHARES[256] / 2
