@@ -1,10 +1,9 @@
-"""How full are the sequences, how even the batches, and how much longer than ideal attention takes on a ring, when
-documents are packed whole?
+"""Fill of sequences, evenness of batches, and duration of attention on a ring, of documents that are packed whole.
 
     python benchmarks/packing.py            # the table of docs/data.md
     python benchmarks/packing.py --million  # and the seconds that an epoch of 1e6 documents takes
     python benchmarks/packing.py --packed_attention=sequence    # the table where tokens see all of their sequence
-    python benchmarks/packing.py --ring     # the table of docs/data.md on rings, layouts and buckets, and its speeds
+    python benchmarks/packing.py --ring     # writes the tables of docs/data.md on rings, layouts and buckets
 
 Lengths are drawn like those of books (log-uniform) and chats (log-normal, mean 2000, sigma 0.7). The work of a sequence
 is the sum of its squared document lengths, or the square of its length, the spread of a batch (max - min) / mean of it,
@@ -17,8 +16,10 @@ hops that attention does not hide.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -31,6 +32,15 @@ from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload, preset_workload
 from ringformer.models.flops import forward_runs
 from ringformer.ops.layouts import Layout
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.tables import write_table
+
+PAGE = Path(__file__).parents[1] / "docs" / "data.md"
+RINGS_BEGIN, SPEEDS_BEGIN = (
+    f"<!-- {name}: written by benchmarks/packing.py --ring -->" for name in ("rings", "speeds")
+)
 
 
 def books(low, high, n):
@@ -104,7 +114,7 @@ def drawn(kind: str, size: int, longest: int) -> np.ndarray:
 
 
 def by_document(lengths: np.ndarray, ranks: int, chunk: int) -> RingWork:
-    """Each document cut into 2n pieces, of which a rank has a low and a high one, as zigzag has of a sequence."""
+    """Count documents that are each cut into 2n pieces, a low and a high one for each rank, as zigzag cuts a sequence."""
     rounded = -(-lengths // (2 * ranks)) * 2 * ranks
     ids, begin = np.repeat(np.arange(len(rounded)), rounded), np.cumsum(rounded) - rounded
     pieces = [np.split(np.arange(b, b + n), 2 * ranks) for b, n in zip(begin, rounded, strict=True)]
@@ -115,50 +125,62 @@ def by_document(lengths: np.ndarray, ranks: int, chunk: int) -> RingWork:
     return work._replace(visible=int((lengths * (lengths + 1) // 2).sum()))
 
 
-def ring_rows() -> Iterator[str]:
-    """Lines of the table: for each distribution the products at each chunk, and the fastest."""
-    for name, (kind, size, seq_len, ranks) in ON_RINGS.items():
-        lengths = drawn(kind, size, seq_len)
-        rows = sequences_of(lengths, seq_len)
-        batches, cells, best = batches_of(lengths, seq_len, int(np.log2(ranks))), [], {}
-        for way in WAYS:
-            products = []
-            for chunk in ON_RINGS_CHUNKS:
-                if way.startswith("buckets"):
-                    work = in_buckets(batches, ranks, cast(Layout, way.split(", ")[1]), chunk)
-                elif way == "by document":
-                    work = together([by_document(row, ranks, chunk) for row in rows])
-                else:
-                    work = together(
-                        [ring_work(segments(row, seq_len), cast(Layout, way), ranks, chunk) for row in rows]
-                    )
-                products.append(work.product)
-                best[way, chunk] = work.product / KERNEL_SHARES[chunk]
-            cells.append(" / ".join(f"{product:.2f}" for product in products))
-        built = {key: seconds for key, seconds in best.items() if key[0] != "by document"}
-        way, chunk = min(built, key=built.__getitem__)
-        rings = ", ".join(f"{ranks >> k}: {share:.0%}" for k, (share, _) in batches.items())
-        yield f"| {name} | {' | '.join(cells)} | {rings} | {way}, {chunk} |"
+def ring_row(name: str) -> str:
+    """Return a distribution's line of the table: the products at each chunk, and the fastest way."""
+    (kind, size, seq_len, ranks), idle = ON_RINGS[name], 0
+    lengths = drawn(kind, size, seq_len)
+    rows = sequences_of(lengths, seq_len)
+    batches, cells, best = batches_of(lengths, seq_len, int(np.log2(ranks))), [], {}
+    for way in WAYS:
+        products = []
+        for chunk in ON_RINGS_CHUNKS:
+            if way.startswith("buckets"):
+                work = in_buckets(batches, ranks, cast(Layout, way.split(", ")[1]), chunk)
+            elif way == "by document":
+                work = together([by_document(row, ranks, chunk) for row in rows])
+            else:
+                work = together([ring_work(segments(row, seq_len), cast(Layout, way), ranks, chunk) for row in rows])
+                idle = work.idle_hops if way == "zigzag" else idle
+            products.append(work.product)
+            best[way, chunk] = work.product / KERNEL_SHARES[chunk]
+        cells.append(" / ".join(f"{product:.2f}" for product in products))
+    built = {key: seconds for key, seconds in best.items() if key[0] != "by document"}
+    way, chunk = min(built, key=built.__getitem__)
+    rings = ", ".join(f"{ranks >> k}: {share:.0%}" for k, (share, _) in batches.items())
+    return f"| {name} | {' | '.join(cells)} | {rings} | {way}, {chunk} | {idle} of {ranks - 1} |"
 
 
 SPEEDS = ("llama2_7b", "v5e-8"), ("llama3_8b", "v5e-8"), ("llama2_7b", "8xH100"), ("llama3_8b", "8xH100")
 """Models and targets of the modelled speeds, on the last distribution."""
 
 
-def seconds_of_batch(workload: Workload, work: RingWork, ranks: int, share: float) -> float:
+def seconds_of_batch(workload: Workload, work: RingWork, ranks: int, sequences: int) -> float:
     """Modelled seconds of a step on rings of so many ranks: closed forms, with attention's pairs counted, and the hops
     that attention does not hide."""
     excess = causal_excess(workload.model.layout, workload.ring_tokens, workload.ring_size, workload.model.q_chunk)
     full = workload.seq_len**2 / 2 * excess
     attention = attention_seconds(workload)
     rest = computation_seconds(workload) - sum(attention.values())
-    counted = {name: seconds * work.slowest * work.ranks / share / full for name, seconds in attention.items()}
+    counted = {name: seconds * work.slowest * work.ranks / sequences / full for name, seconds in attention.items()}
     runs = {"forward": forward_runs(workload.model)[1], "backward": 1}
     exposed = 0.0
     for name, hop in ring_hops(workload).items():
         links = (ranks - 1) * hop.link * runs[name] * workload.model.num_layers
         exposed += max(0.0, links - counted[name])
     return rest + sum(counted.values()) + exposed
+
+
+def ring_table() -> list[str]:
+    """Return the table of all distributions."""
+    ways = " | ".join([f"{WAYS[0]}, chunks of {' / '.join(map(str, ON_RINGS_CHUNKS))}", *WAYS[1:]])
+    head = f"| documents | {ways} | tokens on rings of | fastest | idle hops, zigzag |"
+    return [head, "|---" * 9 + "|", *map(ring_row, ON_RINGS)]
+
+
+def speed_table() -> list[str]:
+    """Return the table of speeds."""
+    head = "| documents | model | target | zigzag | buckets, zigzag | striped | buckets, striped | gain |"
+    return [head, "|---" * 8 + "|", *speed_rows()]
 
 
 def speed_rows() -> Iterator[str]:
@@ -190,15 +212,9 @@ if __name__ == "__main__":
     parser.add_argument("--packed_attention", choices=["document", "sequence"], default="document")
     asked = parser.parse_args()
     if asked.ring:
-        ways = " | ".join([f"{WAYS[0]}, chunks of {' / '.join(map(str, ON_RINGS_CHUNKS))}", *WAYS[1:]])
-        print(f"| documents | {ways} | tokens on rings of | fastest |\n|---|---|---|---|---|---|---|---|")
-        for line in ring_rows():
-            print(line, flush=True)
-        print("\nTokens per second, modelled:\n")
-        print("| documents | model | target | zigzag | buckets, zigzag | striped | buckets, striped | gain |")
-        print("|---|---|---|---|---|---|---|---|")
-        for line in speed_rows():
-            print(line, flush=True)
+        for begin, lines in ((RINGS_BEGIN, ring_table()), (SPEEDS_BEGIN, speed_table())):
+            print("\n".join(lines), end="\n\n", flush=True)
+            write_table(PAGE, begin, "\n".join(lines), "<!-- end -->")
         raise SystemExit
     print(
         "| documents | context | filled | batch | median spread, random batches | median spread | batches over 10% "

@@ -26,9 +26,9 @@ from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
 from ringformer.ops.work_list import default_chunk
 
-UNBALANCED, SAMPLED_STEPS, MOST_RANKS = 1.5, 8, 64
-"""Duration of attention over its ideal of which a run should know; steps whose first sequence is counted; and ranks of
-the largest ring that is counted."""
+UNBALANCED, SAMPLED_STEPS, MOST_RANKS, MOST_TOKENS = 1.5, 8, 64, 2**20
+"""Duration of attention over its ideal of which a run should know; steps whose first sequence is counted; and ranks and
+tokens of the largest sequence that is counted, which every host then reads."""
 
 Parts = Sequence[tuple[TokenStore, int]]
 """Stores, each with its integer share of the sequences."""
@@ -113,12 +113,12 @@ class Loader:
 
     def describe_balance(self, chunk: int | None) -> str | None:
         """Return a line if the documents of the first batches leave a ring unbalanced: if attention takes `UNBALANCED`
-        times its ideal. None on a ring that would take long to count.
+        times its ideal. None for a sequence or a ring that would take long to count.
 
         Args:
           chunk: tokens of a chunk of queries and of keys; None: the op's default.
         """
-        if not 1 < self._ring_size <= MOST_RANKS or not self._has_segments:
+        if not 1 < self._ring_size <= MOST_RANKS or self.seq_len > MOST_TOKENS or not self._has_segments:
             return None
         chunk = chunk or default_chunk(self.seq_len // self._ring_size)
         works = []

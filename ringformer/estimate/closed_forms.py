@@ -238,9 +238,8 @@ def memory(workload: Workload) -> dict[str, float]:
     if model.attention == "vanilla":
         working += 12 * model.num_heads / tp * local * local
     keys = 0.0
-    if (
-        model.ring == "gathered" and workload.ring_size > 1 and not workload.window
-    ):  # of all ranks, with float32 gradients
+    # Keys of all ranks, with float32 gradients.
+    if model.ring == "gathered" and workload.ring_size > 1 and not workload.window:
         keys = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         keys /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients

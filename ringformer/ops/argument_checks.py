@@ -23,7 +23,7 @@ along the sequence (in natural order), so that each segment is one interval of t
 
 def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk) -> None:
     """Raise ValueError if shapes, dtypes or chunks do not fit together, naming both sides, or the layout is unknown."""
-    check_ranks(q, k)
+    check_dimensions(q, k)
     (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
     if 0 in q.shape + k.shape:
         raise ValueError(f"nothing to attend: q {q.shape} and k {k.shape} must not be empty")
@@ -47,7 +47,7 @@ def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk
             raise ValueError(f"{name} must be positive; got {chunk}")
 
 
-def check_ranks(q, k) -> None:
+def check_dimensions(q, k) -> None:
     """Raise ValueError unless q and k have four dimensions."""
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")

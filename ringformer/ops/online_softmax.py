@@ -24,12 +24,11 @@ def init(rows: tuple[int, ...], d: int, sinks: Float32[Array, "K G"] | None = No
     `sinks` are logits that take weight and have no value, one per head of rows [B, K, G, T]. A row that sees no key
     then has lse = its sink.
     """
+    o = jnp.zeros((*rows, d), jnp.float32)
     if sinks is None:
-        m, l = jnp.full(rows, -jnp.inf, jnp.float32), jnp.zeros(rows, jnp.float32)  # noqa: E741
-    else:
-        m = jnp.broadcast_to(sinks[None, :, :, None], rows)
-        l = jnp.where(jnp.isneginf(m), 0.0, 1.0)  # noqa: E741
-    return Softmax(jnp.zeros((*rows, d), jnp.float32), m, l)
+        return Softmax(o, m=jnp.full(rows, -jnp.inf, jnp.float32), l=jnp.zeros(rows, jnp.float32))
+    m = jnp.broadcast_to(sinks[None, :, :, None], rows)
+    return Softmax(o, m, l=jnp.where(jnp.isneginf(m), 0.0, 1.0))
 
 
 def capped(s: Float32[Array, "*logits"], cap: float) -> tuple[Float32[Array, "*logits"], Float32[Array, "*logits"]]:

@@ -92,7 +92,7 @@ def sharded_ring_attention(
     """
     if axis_name not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
-    argument_checks.check_ranks(q, k)
+    argument_checks.check_dimensions(q, k)
     window, attend_first, logit_softcap = argument_checks.as_numbers(window, attend_first, logit_softcap)
     if head_axis is not None:
         if head_axis not in mesh.shape:

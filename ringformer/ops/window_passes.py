@@ -8,14 +8,15 @@ holds the keys of the part t before it, and the mask depends only on t.
                   .-> low  ----> low  ----> low ---.      one permute to the next rank and one to the previous;
                   '-- high <---- high <---- high <-'      on the first and the last rank, a part passes to the other
 
-What passes from the end of the sequence to its beginning is seen by nobody, but its gradients travel on.
+No query sees keys that passed from the end of the sequence to its beginning, but their gradients travel on with them.
 
     forward     the rank's own parts first, then hops 1 .. H; a hop starts before the block that hides it.
     backward    hops 1 .. H, then the own parts. The gradients of keys follow them one hop behind, and return from part
                 H at once while each rank computes its own parts.
 
-The last hop moves only the tokens that the window reaches. The first tokens of the sequence, if every query sees them
-(`attend_first`), come from rank 0 and are one more block, whose mask leaves out what the window has.
+The last hop moves only the tokens that the window reaches. First tokens of the sequence that every query sees
+(`attend_first`) are one more block, whose mask leaves out what the window has. All ranks gather the first tokens of
+every rank, and keep those of rank 0.
 """
 
 import jax
@@ -163,7 +164,7 @@ class Line:
     # --- the first tokens of the sequence ---------------------------------------------------------------------------
 
     def first_keys(self, keys: Keys) -> Keys:
-        """Fetch the first keys of the sequence from rank 0, in whole chunks."""
+        """Gather the first keys of every rank, in whole chunks, and return those of rank 0."""
         first = jax.tree.map(lambda x: lax.slice_in_dim(x, 0, self._first_cut.length, axis=_tokens(x)), keys)
         if self.ring.size == 1:
             return first

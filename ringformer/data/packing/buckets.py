@@ -24,8 +24,6 @@ from ringformer.data.stores.token_store import TokenStore
 PERIOD, LEAST = 1000, 0.01
 """Turns to which the shares of buckets are rounded, and the least share of a bucket. So documents of a small bucket
 occur up to 5% too often or too rarely."""
-
-
 FULL, FILLED, SMALL = 0.9, 0.97, 4
 """Share of a piece that counts as full; share of the room in other pieces, beside a long document, that short ones
 fill; and the most of a piece, 1/4, that a short one may take."""
@@ -71,7 +69,7 @@ class LengthBuckets:
         if options.buckets >= int(seq_len).bit_length() or seq_len % 2**options.buckets:
             raise ValueError(
                 f"data.buckets={options.buckets} halves a sequence {options.buckets} times: seq_len={seq_len} is not "
-                f"divisible by so many twos"
+                "divisible by so many twos"
             )
         self.seq_len, self._batch_size, self._store = seq_len, batch_size, store
         self.selections = [DocumentStream(store, seq_len, seed, options)]

@@ -19,9 +19,9 @@ from jaxtyping import Int, Int64
 from ringformer.ops.layouts import PARTS, Layout, Source, permutation
 from ringformer.ops.work_list import cut_axis, visible_pairs
 
-KERNEL_SHARES = {2048: 0.95, 1024: 0.91, 512: 0.73, 256: 0.39}
+KERNEL_SHARES = {2048: 0.96, 1024: 0.91, 512: 0.72, 256: 0.35}
 """Share of ideal cycles that the TPU kernels reach on v5e with segment ids, by tokens of a chunk: two forwards and a
-backward, counted in machine code (docs/performance.md)."""
+backward, the mean of steps with and without a mask (`tests/estimate/kernels/test_slot_use.py` counts them)."""
 
 
 def kernel_share(chunk: int) -> float:

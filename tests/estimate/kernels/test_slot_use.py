@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from ringformer.estimate.kernels.pair_kernels import Pair, count_kernel
+from ringformer.data.packing.ring_work import KERNEL_SHARES
+from ringformer.estimate.kernels.chunk_search import TIMES
+from ringformer.estimate.kernels.pair_kernels import Pair, count_kernel, hbm_bytes_per_cycle
 from ringformer.estimate.kernels.slot_use import read_slot_use
 from tests.estimate.seconds.test_machine_code import BRANCH, END, PRODUCT, TEST, bundles
 from tests.hlo import on_tpu
@@ -47,6 +49,19 @@ def test_a_dump_without_the_kernel_or_its_slots_is_refused(tmp_path, name, slots
     dump(tmp_path, slots)
     with pytest.raises(ValueError, match=said):
         read_slot_use(tmp_path, name, "v5e")
+
+
+@on_tpu
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", KERNEL_SHARES)
+def test_the_shares_by_which_documents_are_balanced(chunk):
+    pair, shares = Pair(chunk, chunk, packed=1), []
+    uses = {kind: count_kernel("v5e", kind, pair) for kind in TIMES}
+    for part in ("whole", "masked"):
+        taken = {kind: max(u[part].cycles, u[part].hbm_bytes / hbm_bytes_per_cycle("v5e")) for kind, u in uses.items()}
+        ideal = sum(n * pair.ideal_cycles("v5e", kind) for kind, n in TIMES.items())
+        shares.append(ideal / sum(n * taken[kind] for kind, n in TIMES.items()))
+    assert sum(shares) / 2 == pytest.approx(KERNEL_SHARES[chunk], abs=0.01)
 
 
 @on_tpu
