@@ -114,7 +114,7 @@ def drawn(kind: str, size: int, longest: int) -> np.ndarray:
 
 
 def by_document(lengths: np.ndarray, ranks: int, chunk: int) -> RingWork:
-    """Count documents that are each cut into 2n pieces, a low and a high one for each rank, as zigzag cuts a sequence."""
+    """Count documents that are cut into 2n pieces each, a low and a high one a rank, as zigzag cuts sequences."""
     rounded = -(-lengths // (2 * ranks)) * 2 * ranks
     ids, begin = np.repeat(np.arange(len(rounded)), rounded), np.cumsum(rounded) - rounded
     pieces = [np.split(np.arange(b, b + n), 2 * ranks) for b, n in zip(begin, rounded, strict=True)]

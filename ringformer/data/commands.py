@@ -72,9 +72,7 @@ def _inspect(args: argparse.Namespace) -> None:
     if (args.ring is None) != (args.seq_len is None) or (args.ring is not None and args.ring < 1):
         raise ValueError(f"--ring={args.ring} and --seq_len={args.seq_len}: give both, a ring of at least 1 rank")
     if args.ring is None and (args.min_length or args.max_length):
-        raise ValueError(
-            f"--min_length={args.min_length} and --max_length={args.max_length} are for --ring: give it too"
-        )
+        raise ValueError(f"--min_length={args.min_length}, --max_length={args.max_length} need --ring and --seq_len")
     store = open_one(args.store, ("train",))
     copied = store.path.parent / "tokenizer"
     tokenizer = load_tokenizer(args.tokenizer or (str(copied) if copied.is_dir() else "bytes"))

@@ -88,6 +88,11 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     if isinstance(config.model, LlamaConfig) and config.model.ring == "gathered":
         check_gathered_keys(config.model, mesh, config.seq_len, config.batch_size // config.accumulate, chip)
     data = config.data
+    if data.buckets and ranks > 1 and not isinstance(config.model, LlamaConfig):
+        raise ValueError(
+            f"data.buckets={data.buckets} cuts the ring of sp={mesh.shape['sp']} into smaller ones, which "
+            f"{type(config.model).__name__} does not know: set data.buckets=0, or sp=1"
+        )
     packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length, data.buckets)
     model, kernel = with_kernel(
         config.model, device.platform, chip, rank_tokens, packing.has_segments, ranks, mesh.shape["tp"]

@@ -39,7 +39,8 @@ def test_a_ring_waits_for_what_its_blocks_do_not_hide():
 
 @pytest.mark.parametrize(("window", "hops", "back"), [(257, 1, 1), (1025, 2, 2), (2**20, 63, None)])
 def test_a_window_waits_for_the_keys_that_it_reaches(window, hops, back):
-    """Of the parts of 512 tokens of zigzag, in both directions at once; gradients of several hops return as far."""
+    """Zigzag's parts have 512 tokens, and keys move in both directions at once; gradients of several hops return as
+    far."""
     w = step(window=window)
     assert w.hops == hops
     if back is None:  # a window of the whole sequence is none
