@@ -79,7 +79,7 @@ def test_what_a_family_cannot_do_is_its_own_word(tmp_path):
         prepare(parse(values))
     values.update({"mesh_dim": "1,1,1,8"})
     values.data.update({"packing": "whole", "buckets": 1})
-    with pytest.raises(ValueError, match="data.buckets=1 cuts the ring of sp=8 into smaller ones, which ToyConfig"):
+    with pytest.raises(ValueError, match=r"data\.buckets=1 cuts the ring of sp=8 into smaller ones, which ToyConfig"):
         prepare(parse(values))
 
 
