@@ -19,6 +19,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -26,11 +27,10 @@ import numpy as np
 
 from ringformer.data.packing.bin_packing import attention_work, order_by_batch, pack, spread
 from ringformer.data.packing.ring_balance import batches_of, in_buckets, segments, sequences_of
-from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, in_rings, ring_work, together
-from ringformer.estimate.closed_forms import attention_seconds, causal_excess, computation_seconds, ring_hops
+from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, mean, overall, ring_work
+from ringformer.estimate.packed_documents import in_layout, seconds_of_documents
 from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload, preset_workload
-from ringformer.models.flops import forward_runs
+from ringformer.estimate.workload import preset_workload
 from ringformer.ops.layouts import Layout
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -135,11 +135,11 @@ def ring_row(name: str) -> str:
         products = []
         for chunk in ON_RINGS_CHUNKS:
             if way.startswith("buckets"):
-                work = in_buckets(batches, ranks, cast(Layout, way.split(", ")[1]), chunk)
+                work = overall(in_buckets(batches, ranks, cast(Layout, way.split(", ")[1]), chunk))
             elif way == "by document":
-                work = together([by_document(row, ranks, chunk) for row in rows])
+                work = mean([by_document(row, ranks, chunk) for row in rows])
             else:
-                work = together([ring_work(segments(row, seq_len), cast(Layout, way), ranks, chunk) for row in rows])
+                work = mean([ring_work(segments(row, seq_len), cast(Layout, way), ranks, chunk) for row in rows])
                 idle = work.idle_hops if way == "zigzag" else idle
             products.append(work.product)
             best[way, chunk] = work.product / KERNEL_SHARES[chunk]
@@ -150,24 +150,8 @@ def ring_row(name: str) -> str:
     return f"| {name} | {' | '.join(cells)} | {rings} | {way}, {chunk} | {idle} of {ranks - 1} |"
 
 
-SPEEDS = ("llama2_7b", "v5e-8"), ("llama3_8b", "v5e-8"), ("llama2_7b", "8xH100"), ("llama3_8b", "8xH100")
-"""Models and targets of the modelled speeds, on the last distribution."""
-
-
-def seconds_of_batch(workload: Workload, work: RingWork, ranks: int, sequences: int) -> float:
-    """Modelled seconds of a step on rings of so many ranks: closed forms, with attention's pairs counted, and the hops
-    that attention does not hide."""
-    excess = causal_excess(workload.model.layout, workload.ring_tokens, workload.ring_size, workload.model.q_chunk)
-    full = workload.seq_len**2 / 2 * excess
-    attention = attention_seconds(workload)
-    rest = computation_seconds(workload) - sum(attention.values())
-    counted = {name: seconds * work.slowest * work.ranks / sequences / full for name, seconds in attention.items()}
-    runs = {"forward": forward_runs(workload.model)[1], "backward": 1}
-    exposed = 0.0
-    for name, hop in ring_hops(workload).items():
-        links = (ranks - 1) * hop.link * runs[name] * workload.model.num_layers
-        exposed += max(0.0, links - counted[name])
-    return rest + sum(counted.values()) + exposed
+SPEEDS = ("llama2_7b", "v5e-64"), ("llama3_8b", "v5e-64"), ("llama2_7b", "8xH100"), ("llama3_8b", "8xH100")
+"""Models and targets of the modelled speeds, on the last distribution; weights are sharded over all rings of 8."""
 
 
 def ring_table() -> list[str]:
@@ -189,16 +173,16 @@ def speed_rows() -> Iterator[str]:
     lengths = drawn(kind, size, seq_len)
     rows, batches = sequences_of(lengths, seq_len), batches_of(lengths, seq_len, 3)
     for model, target in SPEEDS:
-        workload = preset_workload(model, find_target(target), seq_len).with_kernel()[0]
+        plain = preset_workload(model, find_target(target), seq_len)
+        groups = plain.target.num_devices // ranks
+        workload = replace(plain, mesh_dim=f"1,{groups},1,{ranks}", batch_size=groups).with_kernel()[0]
         speeds = {}
         for layout in ("zigzag", "striped"):
-            whole = together([ring_work(segments(row, seq_len), layout, ranks, 1024) for row in rows])
-            speeds[layout] = seq_len / seconds_of_batch(workload, whole, ranks, len(rows))
-            seconds = 0.0
-            for k, (share, of_bucket) in batches.items():
-                work = together([in_rings(row, layout, ranks, 2**k, 1024) for row in of_bucket])
-                seconds += share * seconds_of_batch(workload, work, ranks >> k, len(of_bucket))
-            speeds[f"buckets, {layout}"] = seq_len / seconds
+            of_layout = in_layout(workload, cast(Layout, layout))
+            whole = mean([ring_work(segments(row, seq_len), layout, ranks, 1024) for row in rows])
+            pieces = in_buckets(batches, ranks, layout, 1024)
+            speeds[layout] = workload.step_tokens / seconds_of_documents(of_layout, {1: (1.0, whole)}, chunk=1024)
+            speeds[f"buckets, {layout}"] = workload.step_tokens / seconds_of_documents(of_layout, pieces, chunk=1024)
         cells = " | ".join(f"{speed:,.0f}" for speed in speeds.values())
         without = max(speeds["zigzag"], speeds["striped"])
         gain = max(speeds.values()) / without

@@ -18,7 +18,7 @@ from ringformer.data.packing.buckets import LengthBuckets
 from ringformer.data.packing.document_lengths import DocumentLengths, document_lengths
 from ringformer.data.packing.mixture import Mixture
 from ringformer.data.packing.options import PackingOptions
-from ringformer.data.packing.ring_work import in_rings, together
+from ringformer.data.packing.ring_work import WorkByRings, in_rings, mean, overall
 from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
@@ -26,9 +26,9 @@ from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
 from ringformer.ops.work_list import default_chunk
 
-UNBALANCED, SAMPLED_STEPS, MOST_RANKS, MOST_TOKENS = 1.5, 8, 64, 2**20
-"""Duration of attention over its ideal of which a run should know; steps whose first sequence is counted; and ranks and
-tokens of the largest sequence that is counted, which every host then reads."""
+UNBALANCED, SAMPLED_STEPS, MOST_RANKS, MOST_TOKENS = 1.5, 8, 256, 2**20
+"""Duration of attention over its ideal of which a run should know; steps on rings of each size whose first sequence is
+counted; and ranks and tokens of the largest sequence that is counted, which every host then reads."""
 
 Parts = Sequence[tuple[TokenStore, int]]
 """Stores, each with its integer share of the sequences."""
@@ -99,17 +99,38 @@ class Loader:
         they divide the ranks."""
         return math.gcd(2 ** self.sequences.halvings(step), self._ring_size)
 
-    def describe_buckets(self) -> str:
-        """Return a line with the share of the batches on rings of each size."""
+    def share_by_rings(self) -> dict[int, float]:
+        """Return the share of the batches on so many rings, the largest rings first."""
         shares: dict[int, float] = {}
-        for k, share in self.sequences.share_by_halvings.items():
+        for k, share in sorted(self.sequences.share_by_halvings.items()):
             rings = math.gcd(2**k, self._ring_size)
             shares[rings] = shares.get(rings, 0.0) + share
+        return shares
+
+    def describe_buckets(self) -> str:
+        """Return a line with the share of the batches on rings of each size."""
         parts = [
             f"{share:.0%} on {rings} ring{'s' * (rings > 1)} of {self._ring_size // rings}"
-            for rings, share in sorted(shares.items())
+            for rings, share in self.share_by_rings().items()
         ]
         return f"buckets: batches are {', '.join(parts)}"
+
+    def work_by_rings(self, chunk: int | None) -> WorkByRings | None:
+        """Count attention's work for the first sequences of some batches; None for sequences or rings that would take
+        long to count, and if every token sees all before it.
+
+        Args:
+          chunk: tokens of a chunk of queries and of keys; None: the op's default.
+        """
+        if self._ring_size > MOST_RANKS or self.seq_len > MOST_TOKENS or not self._has_segments:
+            return None
+        size, counted = chunk or default_chunk(self.seq_len // self._ring_size), {}
+        for rings, share in self.share_by_rings().items():
+            steps = itertools.islice((step for step in itertools.count() if self.rings(step) == rings), SAMPLED_STEPS)
+            sequences = (self.sequences.read(step * self.batch_size, np.arange(self.seq_len)) for step in steps)
+            works = [in_rings(x.segment_ids, self._layout, self._ring_size, rings, size) for x in sequences]
+            counted[rings] = share, mean(works)
+        return counted
 
     def describe_balance(self, chunk: int | None) -> str | None:
         """Return a line if the documents of the first batches leave a ring unbalanced: if attention takes `UNBALANCED`
@@ -118,14 +139,10 @@ class Loader:
         Args:
           chunk: tokens of a chunk of queries and of keys; None: the op's default.
         """
-        if not 1 < self._ring_size <= MOST_RANKS or self.seq_len > MOST_TOKENS or not self._has_segments:
+        by_rings = self.work_by_rings(chunk) if self._ring_size > 1 else None
+        if by_rings is None:
             return None
-        chunk = chunk or default_chunk(self.seq_len // self._ring_size)
-        works = []
-        for step in range(SAMPLED_STEPS):
-            sequence = self.sequences.read(step * self.batch_size, np.arange(self.seq_len))
-            works.append(in_rings(sequence.segment_ids, self._layout, self._ring_size, self.rings(step), chunk))
-        work = together(works)
+        work = overall(by_rings)
         if work.product < UNBALANCED:
             return None
         command = f"data inspect {self.stores[0].path.parent} --ring={self._ring_size} --seq_len={self.seq_len}"

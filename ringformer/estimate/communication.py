@@ -47,7 +47,7 @@ def _sequences(workload: Workload) -> float:
     return workload.batch_size / (dp * fsdp)
 
 
-def _attention_passes(workload: Workload) -> dict[str, float]:
+def attention_passes(workload: Workload) -> dict[str, float]:
     """Return how often a step's layers run attention on a sequence, by pass."""
     passes = _sequences(workload) * workload.model.num_layers
     return {"forward": forward_runs(workload.model)[1] * passes, "backward": passes}
@@ -56,7 +56,7 @@ def _attention_passes(workload: Workload) -> dict[str, float]:
 def _ring(workload: Workload, attention: dict[str, float]) -> float:
     ranks, exposed = workload.ring_size, 0.0
     for name, hop in ring_hops(workload).items():
-        link = (ranks - 1) * _attention_passes(workload)[name] * hop.link
+        link = (ranks - 1) * attention_passes(workload)[name] * hop.link
         exposed += max(0.0, link - attention[name] * (ranks - 1) / ranks)
     return exposed
 
@@ -70,7 +70,7 @@ def _window(workload: Workload, attention: dict[str, float]) -> float:
     keys, both = (sent * hop_bytes(model, reached, backward=backward) for backward in (False, True))
     sent_by = {"forward": keys, "backward": keys + (both - keys) * min(workload.hops, 2)}
     for name, seconds in attention.items():
-        link = _attention_passes(workload)[name] * sent_by[name] / hop_rate(workload)
+        link = attention_passes(workload)[name] * sent_by[name] / hop_rate(workload)
         exposed += max(0.0, link - seconds)
     return exposed
 
@@ -85,7 +85,7 @@ def _gathered(workload: Workload, attention: dict[str, float]) -> float:
     pieces = 2 if BLOCK_KERNELS[model.kernel].has_even_halves(held_key_heads(workload)) else 1
     for name, seconds in attention.items():
         received = hop_bytes(model, workload.ring_tokens, backward=name == "backward") * ranks * held_copies(workload)
-        link = _attention_passes(workload)[name] * received / devices / keys_rate(workload)
+        link = attention_passes(workload)[name] * received / devices / keys_rate(workload)
         own, others = seconds / ranks, seconds * (ranks - 1) / ranks
         exposed += max(0.0, link / pieces - own, link - own - others * (1 - 1 / pieces))
     return exposed
@@ -105,7 +105,7 @@ def _exchange(workload: Workload) -> float:
         projected = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads) / tp
         rate = efficiency(target.generation).products * target.chip.flops(model.compute_dtype)
         hidden = WEIGHT_FORWARD * projected * tokens / rate
-    passes = _attention_passes(workload)
+    passes = attention_passes(workload)
     return sum(passes[name] * max(0.0, each * (2 * heads + more[name]) - hidden) for name in passes)
 
 

@@ -17,7 +17,7 @@ from ringformer.models.llama_presets import preset
 from ringformer.models.registry import check_mesh
 from ringformer.ops.layouts import PARTS
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
-from ringformer.runs.config import Config
+from ringformer.runs.config import Config, DataConfig
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,18 @@ class Workload:
     """Total training tokens; None if not given."""
     name: str = ""
     """The name of a preset (required by `estimate_command`), or the stage of a config."""
-    store_tokens: int | None = None
-    """Tokens of the training store; None if it is not built yet."""
+    data: DataConfig | None = None
+    """Data of a config."""
+    seed: int = 0
+    """Seed of the order of the data."""
     masks: bool = True
     """True if sequences have segment ids, as packed documents do."""
 
     @property
     def passes(self) -> float | None:
-        """Number of passes that the run makes through the store's tokens."""
-        return self.tokens / self.store_tokens if self.tokens and self.store_tokens else None
+        """Number of passes that the run makes through the store's tokens; None if it is not built yet."""
+        path = Path(self.data.store) / "train" / "store.json" if self.data and self.data.store else None
+        return self.tokens / read_meta(path)["tokens"] if self.tokens and path and path.is_file() else None
 
     @property
     def step_tokens(self) -> int:
@@ -163,16 +166,12 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
             c.accumulate,
             c.steps * c.batch_size * c.seq_len,
             f"stage {n}" if len(configs) > 1 else "run",
-            _store_tokens(c.data.store),
+            c.data,
+            c.seed,
             c.data.has_segments,
         )
         for n, c in enumerate(configs, 1)
     ]
-
-
-def _store_tokens(store: str) -> int | None:
-    path = Path(store) / "train" / "store.json"
-    return read_meta(path)["tokens"] if store and path.is_file() else None
 
 
 def estimate_command(workload: Workload) -> str:

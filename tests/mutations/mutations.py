@@ -1000,4 +1000,11 @@ MUTATIONS = [
         ">= positions[:, None] - c.window",
         "inference/test_generator.py::test_greedy_tokens_in_a_window[1,1,1,1]",
     ),
+    Mutation(
+        "documents on small rings wait for the hops of a large one",
+        "estimate/packed_documents.py",
+        "hops * link - pairs * cover",
+        "link - pairs * cover",
+        "estimate/test_packed_documents.py::test_documents_on_rings_of_one_make_no_hops",
+    ),
 ]

@@ -3,6 +3,7 @@
 Documents are packed whole, by their lengths alone; no token is read.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from ringformer.data.packing.bin_packing import order_by_batch, pack
 from ringformer.data.packing.buckets import deal
-from ringformer.data.packing.ring_work import RingWork, in_rings, kernel_share, ring_work, together
+from ringformer.data.packing.ring_work import RingWork, WorkByRings, in_rings, kernel_share, mean, overall, ring_work
 from ringformer.ops.layouts import PARTS, Layout, check_layout
 
 BATCH, SAMPLES = 4, 24
@@ -29,7 +30,11 @@ class Balance(NamedTuple):
     layout: Layout
     buckets: int
     chunk: int
-    work: RingWork
+    by_rings: WorkByRings
+
+    @property
+    def work(self) -> RingWork:
+        return overall(self.by_rings)
 
     @property
     def seconds(self) -> float:
@@ -37,9 +42,13 @@ class Balance(NamedTuple):
         return self.work.product / kernel_share(self.chunk)
 
 
-def balances(lengths: Int64[np.ndarray, " N"], seq_len: int, ranks: int) -> list[Balance]:
-    """Count the work of documents on a ring for each layout and chunk, without buckets and with as many as halve the
-    ring down to an odd number of ranks. Chunks are at most a part of a shard.
+def balances(
+    lengths: Int64[np.ndarray, " N"], seq_len: int, ranks: int, chunks: Sequence[int] = CHUNKS
+) -> list[Balance]:
+    """Count the mean work of a sequence of documents on a ring for each layout and chunk, without buckets and with as
+    many as halve the ring down to an odd number of ranks. Chunks are at most a part of a shard.
+
+    Balance and excess are those of some sequences; their visible pairs, the mean over all documents.
 
     Raises ValueError if no such ring can hold the sequence, or if it is too large to count.
     """
@@ -53,13 +62,18 @@ def balances(lengths: Int64[np.ndarray, " N"], seq_len: int, ranks: int) -> list
     lengths = np.concatenate([np.full(whole.sum(), seq_len), rest[rest > 0]])
     halvings = (ranks & -ranks).bit_length() - 1
     rows, batches = sequences_of(lengths, seq_len), batches_of(lengths, seq_len, halvings)
+    visible = seq_len * float((lengths * (lengths + 1) / 2).sum() / lengths.sum())
     counted = []
     for layout in LAYOUTS:
-        for chunk in sorted({min(chunk, seq_len // ranks // PARTS[layout]) for chunk in CHUNKS}, reverse=True):
-            work = together([ring_work(segments(row, seq_len), layout, ranks, chunk) for row in rows])
-            counted.append(Balance(layout, 0, chunk, work))
+        for chunk in sorted({min(chunk, seq_len // ranks // PARTS[layout]) for chunk in chunks}, reverse=True):
+            work = mean([ring_work(segments(row, seq_len), layout, ranks, chunk) for row in rows])
+            ways: dict[int, WorkByRings] = {0: {1: (1.0, work)}}
             if halvings:
-                counted.append(Balance(layout, halvings, chunk, in_buckets(batches, ranks, layout, chunk)))
+                ways[halvings] = in_buckets(batches, ranks, layout, chunk)
+            for buckets, by_rings in ways.items():
+                usual = visible / overall(by_rings).visible
+                by_rings = {n: (share, work.times(usual)) for n, (share, work) in by_rings.items()}
+                counted.append(Balance(layout, buckets, chunk, by_rings))
     return counted
 
 
@@ -93,14 +107,12 @@ def _in_groups(items: list, size: int) -> list[list]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def in_buckets(batches: dict, ranks: int, layout: Layout, chunk: int) -> RingWork:
-    """Count the work of all buckets, each weighted by its share of the tokens."""
-    works = []
-    for k, (share, rows) in batches.items():
-        work = together([in_rings(row, layout, ranks, 2**k, chunk) for row in rows])
-        slowest, computed, visible = (x * share / len(rows) for x in work[:3])
-        works.append(RingWork(slowest, computed, visible, ranks, work.idle_hops))
-    return together(works)
+def in_buckets(batches: dict, ranks: int, layout: Layout, chunk: int) -> WorkByRings:
+    """Count the work of each bucket."""
+    return {
+        2**k: (share, mean([in_rings(row, layout, ranks, 2**k, chunk) for row in rows]))
+        for k, (share, rows) in batches.items()
+    }
 
 
 def show_balance(counted: list[Balance], seq_len: int, ranks: int, console: Console) -> None:

@@ -11,6 +11,7 @@ Their product is how many times longer attention takes than its ideal, apart fro
 smaller for small chunks.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,11 +33,17 @@ def kernel_share(chunk: int) -> float:
     return float(np.interp(chunk, sizes, [KERNEL_SHARES[size] for size in sizes]))
 
 
+PAIRS = 4
+"""Number of the fields of `RingWork` that count pairs, the first ones."""
+
+
 class RingWork(NamedTuple):
-    """Pairs of tokens of some sequences, each on a ring of `ranks`."""
+    """Pairs of tokens of a sequence on a ring of `ranks`, or their mean over some sequences."""
 
     slowest: float
     """Pairs of the slowest rank, summed over hops."""
+    own: float
+    """Part of `slowest`: before the first hop, on the rank's own keys."""
     computed: float
     """Pairs that all ranks compute."""
     visible: float
@@ -44,6 +51,11 @@ class RingWork(NamedTuple):
     ranks: int
     idle_hops: int
     """Hops whose keys no rank needs."""
+
+    def times(self, factor: float) -> "RingWork":
+        """Return so many times the pairs."""
+        slowest, own, computed, visible = (factor * x for x in self[:PAIRS])
+        return self._replace(slowest=slowest, own=own, computed=computed, visible=visible)
 
     @property
     def balance(self) -> float:
@@ -86,15 +98,20 @@ def ring_work(
         tables[source] = np.concatenate([x.q for x in pairs]), np.concatenate([x.k for x in pairs])
     by_hop = np.zeros((ranks, ranks), np.int64)
     for hop in range(ranks):
-        for rank in range(ranks):
-            origin = (rank - hop) % ranks
-            q, k = tables["own" if hop == 0 else "earlier" if rank >= hop else "later"]
-            live = (least[rank][q] <= most[origin][k]) & (least[origin][k] <= most[rank][q])
-            by_hop[hop, rank] = live.sum() * cut.size**2
+        receivers: dict[Source, range] = {"own": range(ranks)}
+        if hop:
+            receivers = {"earlier": range(hop, ranks), "later": range(hop)}
+        for source, of_source in receivers.items():
+            q, k = tables[source]
+            some = np.array(of_source)
+            origin = (some - hop) % ranks
+            live = (least[some][:, q] <= most[origin][:, k]) & (least[origin][:, k] <= most[some][:, q])
+            by_hop[hop, some] = live.sum(axis=1) * cut.size**2
     lengths = np.unique(segment_ids, return_counts=True)[1].astype(np.int64)
     visible = int((lengths * (lengths + 1) // 2).sum())
     idle = int((by_hop.max(axis=1) == 0).sum())
-    return RingWork(int(by_hop.max(axis=1).sum()), int(by_hop.sum()), visible, ranks, idle)
+    slowest = by_hop.max(axis=1)
+    return RingWork(int(slowest.sum()), int(slowest[0]), int(by_hop.sum()), visible, ranks, idle)
 
 
 def in_rings(segment_ids: Int[np.ndarray, " T"], layout: Layout, ranks: int, rings: int, chunk: int) -> RingWork:
@@ -102,6 +119,7 @@ def in_rings(segment_ids: Int[np.ndarray, " T"], layout: Layout, ranks: int, rin
     works = [ring_work(ids, layout, ranks // rings, chunk) for ids in np.split(segment_ids, rings)]
     return RingWork(
         max(work.slowest for work in works),
+        max(work.own for work in works),
         sum(work.computed for work in works),
         sum(work.visible for work in works),
         ranks,
@@ -109,7 +127,19 @@ def in_rings(segment_ids: Int[np.ndarray, " T"], layout: Layout, ranks: int, rin
     )
 
 
-def together(works: list[RingWork]) -> RingWork:
-    """Sum the work of sequences that follow one another on the same ranks."""
-    slowest, computed, visible = (sum(x) for x in list(zip(*works, strict=True))[:3])
-    return RingWork(slowest, computed, visible, works[0].ranks, min(work.idle_hops for work in works))
+def mean(works: Sequence[RingWork], weights: Sequence[float] | None = None) -> RingWork:
+    """Return the mean work of some sequences on the same ranks; hops are idle that are idle for all."""
+    slowest, own, computed, visible = (
+        float(np.average(x, weights=weights)) for x in list(zip(*works, strict=True))[:PAIRS]
+    )
+    return RingWork(slowest, own, computed, visible, works[0].ranks, min(work.idle_hops for work in works))
+
+
+WorkByRings = Mapping[int, tuple[float, RingWork]]
+"""Share of a run's sequences that are on so many rings, and their mean work."""
+
+
+def overall(by_rings: WorkByRings) -> RingWork:
+    """Return the mean work of all sequences."""
+    shares, works = zip(*by_rings.values(), strict=True)
+    return mean(works, shares)

@@ -22,6 +22,8 @@ class PlanOptions:
     """sequences of a step; default: as many as are fastest per token, up to 8"""
     max_step_seconds: float | None = None
     """without --seq_len: also plan the longest context whose modelled step takes at most this; default: 3600"""
+    store: str | None = None
+    """with --seq_len: a token store; also find the layout, chunks and buckets that are fastest for its documents"""
     no_generate_code: bool = False
     """stop at the schedule of the winner's programs (a minute); default: compile to machine code (minutes)"""
 
@@ -44,11 +46,12 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from ringformer.data.stores.folder import open_one
     from ringformer.estimate.compiler.dump import CompilerFailure
     from ringformer.estimate.run_estimate import RunCompiler
     from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
     from ringformer.estimate.search.plan import longest_plan, longest_plan_within, plan
-    from ringformer.estimate.search.plan_report import how_it_fits, plan_text
+    from ringformer.estimate.search.plan_report import how_it_fits, packing_text, plan_text
     from ringformer.estimate.targets import find_target, only_compilers
     from ringformer.estimate.workload import preset_workload
 
@@ -60,8 +63,12 @@ def _plan(args: argparse.Namespace) -> int:
             f"--max_step_seconds={limit:g} searches for a context, and --seq_len={args.seq_len} sets one: leave one of "
             "them out"
         )
+    if args.store is not None and args.seq_len is None:
+        raise ValueError(f"--store={args.store} needs --seq_len: its documents are packed into sequences of one length")
     if args.batch_size is not None and args.batch_size < 1:
         raise ValueError(f"--batch_size={args.batch_size} must be at least 1")
+    if args.store is not None:
+        open_one(args.store, ("train",))  # checked first: a plan takes minutes
     only_compilers()
     length = 0 if args.seq_len is None else args.seq_len
     goal = preset_workload(args.model, find_target(args.target), length, compute_dtype=args.compute_dtype)
@@ -71,6 +78,8 @@ def _plan(args: argparse.Namespace) -> int:
         if args.seq_len is not None:
             planned = plan(goal, compiler)
             print(plan_text(planned))
+            if args.store is not None and planned.chosen:
+                print(packing_text(planned, args.store))
             return 0 if planned.chosen else DOES_NOT_FIT
         planned = longest_plan(goal, compiler)
         print(f"the longest context that {how_it_fits(planned)}: {plan_text(planned)}", flush=True)

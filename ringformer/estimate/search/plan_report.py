@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ringformer.estimate.packed_documents import ways_to_pack
 from ringformer.estimate.program_estimate import Estimate, fitting
 from ringformer.estimate.run_estimate import save_line, verdict_line
 from ringformer.estimate.search.candidates import Candidate, meshes, weighed
@@ -82,3 +83,26 @@ def plan_text(planned: Plan) -> str:
     lines.append(f"  rejected candidates (the fastest {min(LISTED, len(refused))} of {len(refused)}):")
     lines += [f"    {c!s:60s} {why}" for c, why in refused[:LISTED]]
     return "\n".join(lines)
+
+
+def packing_text(planned: Plan, store: str) -> str:
+    """Return the report on the ways to pack a store's documents for a plan's ring, fastest first."""
+    assert planned.chosen, "there is a ring to pack for"
+    workload = planned.chosen.workload
+    ways = ways_to_pack(workload, store)
+    best, tokens = ways[0].way, workload.step_tokens
+    chunks = f" --config.model.q_chunk={best.chunk} --config.model.k_chunk={best.chunk}"
+    chunks = chunks if workload.model.kernel == "pallas" else ""  # other kernels keep their own
+    return "\n".join(
+        [
+            f"  the documents of {store}, packed whole on rings of at most {workload.ring_size} (closed forms):",
+            *(
+                f"    layout {way.layout}, buckets {way.buckets}, chunks of {way.chunk}: {figures(step)} s per step, "
+                f"{figures(tokens / step)} tokens/s; attention over its ideal {way.work.product:.2f}"
+                for way, step in ways
+            ),
+            "  the config for them, besides the one above:",
+            f"    --config.model.layout={best.layout} --config.data.packing=whole "
+            f"--config.data.packed_attention=document --config.data.buckets={best.buckets}{chunks}",
+        ]
+    )

@@ -10,7 +10,7 @@ from ringformer.data import Loader
 from ringformer.data.packing.bin_packing import pack
 from ringformer.data.packing.buckets import LengthBuckets, deal
 from ringformer.data.packing.options import PackingOptions
-from ringformer.data.packing.ring_work import ring_work, together
+from ringformer.data.packing.ring_work import mean, ring_work
 from ringformer.ops.layouts import permutation
 from tests.data.packing_samples import SEED, build
 
@@ -114,7 +114,7 @@ def test_a_run_knows_that_its_documents_leave_the_ring_unbalanced(store):
     line = Loader(store, ring_size=8, packing=whole, **of_data).describe_balance(4)
     assert line and "--ring=8 --seq_len=64" in line and str(store.path.parent) in line
     alone = Loader(store, ring_size=1, packing=whole, **of_data)
-    work = together([ring_work(alone.read(step).segment_ids[0], "zigzag", 8, 4) for step in range(8)])
+    work = mean([ring_work(alone.read(step).segment_ids[0], "zigzag", 8, 4) for step in range(8)])
     assert f"take {work.product:.1f} times its ideal" in line and work.product >= 1.5
     for ring_size, packing in ((1, whole), (8, PackingOptions(packed_attention="sequence"))):
         assert Loader(store, ring_size=ring_size, packing=packing, **of_data).describe_balance(4) is None
