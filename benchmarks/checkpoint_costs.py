@@ -31,7 +31,7 @@ from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
 from ringformer.checkpoints.verify import checkpoint_faults
 from ringformer.cli.parser import output_argument
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig

@@ -21,8 +21,7 @@ from ringformer.cli.parser import output_argument
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import TensorFolder, write_tensors
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 
 
 def rows(name: str, shape: tuple[int, ...]):

@@ -21,7 +21,7 @@ from flax import nnx
 
 from ringformer.cli.parser import output_argument
 from ringformer.inference.generator import Generator
-from ringformer.models.llama import Llama
+from ringformer.models.decoder import Decoder
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config_file import load_config, parse
@@ -34,7 +34,7 @@ MESHES = {"one device": "1,1,1,1", "ring of eight": "1,1,1,8"}
 @partial(jax.jit, static_argnums=0)
 def forward_for_each_token(definition, params, tokens, start, end):
     """Greedy tokens in the places from start to end of `tokens` [1, T]: the whole text is computed again for each."""
-    model: Llama = nnx.merge(definition, params)
+    model: Decoder = nnx.merge(definition, params)
     return jax.lax.fori_loop(start, end, lambda i, x: x.at[0, i].set(model(x)[0, i - 1].argmax()), tokens)
 
 

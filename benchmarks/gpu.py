@@ -154,11 +154,10 @@ def step(size: str, index: int) -> dict:
 
     from ringformer.data import Batch
     from ringformer.hardware import chip_of
+    from ringformer.models.families.llama import LlamaConfig, preset
     from ringformer.models.flops import model_flops_per_token
     from ringformer.models.kernel_check import check_kernel
     from ringformer.models.kernel_choice import with_kernel
-    from ringformer.models.llama_config import LlamaConfig
-    from ringformer.models.llama_presets import preset
     from ringformer.parallel.mesh import BATCH, make_mesh
     from ringformer.parallel.parameters import abstract_model, weight_shardings
     from ringformer.runs.config import OptimizerConfig
@@ -206,8 +205,7 @@ def predicted(size: str, index: int, target: str) -> dict:
     from ringformer.estimate.compiler.process import compile_apart
     from ringformer.estimate.targets import find_target
     from ringformer.estimate.workload import Workload, estimate_command
-    from ringformer.models.llama_config import LlamaConfig
-    from ringformer.models.llama_presets import preset
+    from ringformer.models.families.llama import LlamaConfig, preset
 
     name, T, settings = STEPS[size][index]
     model = LlamaConfig(**preset(name) | settings)

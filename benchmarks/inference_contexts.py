@@ -21,8 +21,7 @@ from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, PREFILL,
 from ringformer.estimate.report import origin
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.hardware import GiB
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

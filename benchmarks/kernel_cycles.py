@@ -43,8 +43,7 @@ from ringformer.estimate.seconds.machine_code import dumped_kernels
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workload import Workload
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

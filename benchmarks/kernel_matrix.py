@@ -40,9 +40,8 @@ import jax.numpy as jnp
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
+from ringformer.models.families.llama import PRESETS, LlamaConfig, preset
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops.kernels import flash_backward, flash_forward, kernel_tools
 
 LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64))

@@ -22,7 +22,7 @@ from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.paper.figures import draw_overlap
 
 TARGETS = ("v4:2x2x2", "v5e:4x2", "v5p:2x2x2", "v6e:4x2")

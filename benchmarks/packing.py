@@ -122,7 +122,7 @@ def by_document(lengths: np.ndarray, ranks: int, chunk: int) -> RingWork:
         np.concatenate([of[piece] for of in pieces]) for rank in range(ranks) for piece in (rank, 2 * ranks - 1 - rank)
     ]
     work = ring_work(ids, "zigzag", ranks, chunk, np.concatenate(order))
-    return work._replace(visible=int((lengths * (lengths + 1) // 2).sum()))
+    return work._replace(visible=float((lengths * (lengths + 1) // 2).sum()))
 
 
 def ring_row(name: str) -> str:

@@ -25,8 +25,7 @@ from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import of_chunk_pairs, purpose
 from ringformer.estimate.targets import compiled_by, find_target
 from ringformer.estimate.workload import Workload
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 
 CELLS = {
     "v5e": ("v5e-256", "llama_7b", 2**22, 4),

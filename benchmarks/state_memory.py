@@ -19,8 +19,7 @@ from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.programs import FIRST_STATE, INIT
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workload import Workload
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import weight_shardings
 

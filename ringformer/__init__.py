@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringformer.inference.generator import Generator as Generator
     from ringformer.inference.sampling import Sampling as Sampling
+    from ringformer.models.decoder import Decoder as Decoder
+    from ringformer.models.families.llama import LlamaConfig as LlamaConfig
+    from ringformer.models.families.llama import preset as preset
     from ringformer.models.interface import Axes as Axes
-    from ringformer.models.llama import Llama as Llama
-    from ringformer.models.llama_config import LlamaConfig as LlamaConfig
-    from ringformer.models.llama_presets import preset as preset
     from ringformer.ops.layouts import enter as enter
     from ringformer.ops.layouts import leave as leave
     from ringformer.ops.layouts import permutation as permutation
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Axes": "models.interface",
+    "Decoder": "models.decoder",
     "Generator": "inference.generator",
-    "Llama": "models.llama",
-    "LlamaConfig": "models.llama_config",
+    "LlamaConfig": "models.families.llama",
     "Sampling": "inference.sampling",
     "base_config": "runs.config",
     "blockwise_feedforward": "ops.tokenwise.blockwise_feedforward",
@@ -40,7 +40,7 @@ _HOMES = {
     "enter": "ops.layouts",
     "leave": "ops.layouts",
     "permutation": "ops.layouts",
-    "preset": "models.llama_presets",
+    "preset": "models.families.llama",
     "ring_attention": "ops.ring_attention",
     "sharded_ring_attention": "ops.sharded_ring_attention",
 }

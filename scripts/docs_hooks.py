@@ -19,7 +19,7 @@ LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)(\))")
 AS_TEXT = (".py", ".sh")
 """Suffixes of files that a browser would download instead of showing."""
 
-FAMILY = {"ringformer.models.interface.ModelConfig": "ringformer.models.llama_config.LlamaConfig"}
+FAMILY = {"ringformer.models.interface.ModelConfig": "ringformer.models.decoder_config.DecoderConfig"}
 """Model family whose keys the page lists for fields that can have the keys of any family."""
 
 FIRST_ROOMS = ("ops", "models", "data", "parallel", "train", "inference", "convert", "evals", "estimate", "paper")

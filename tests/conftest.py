@@ -19,7 +19,8 @@ pytest_plugins = ["tests.counted_runs"]
 
 # The shapes and dtypes in the signatures of these modules hold in every test; for users nothing checks them.
 jaxtyping.install_import_hook(
-    ["ringformer.ops", "ringformer.models.llama", "ringformer.models.rms_norm"], f"{check.__module__}.{check.__name__}"
+    ["ringformer.ops", *(f"ringformer.models.{name}" for name in ("decoder", "decoder_layers", "rms_norm"))],
+    f"{check.__module__}.{check.__name__}",
 )
 
 jax.config.update("jax_platforms", "cpu")

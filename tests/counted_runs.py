@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train import evaluation, prepare, program
 from ringformer.train.state import init_state as real_init_state

@@ -39,7 +39,7 @@ def model_of(run_dir: str | Path) -> ModelConfig:
     if "model" not in saved:
         advice = "convert it first, with ringformer convert from-hf" if "model_type" in saved else "name a run's folder"
         raise ValueError(f"{run_dir}/config.json is not that of a run or of a converted model: {advice}")
-    family = _family(run_dir, saved) if saved.get("preset") else FAMILIES["llama"]  # a converted model has no preset
+    family = _family(run_dir, saved)
     try:
         return family.config(**saved["model"])
     except (TypeError, ValueError) as error:
@@ -47,8 +47,14 @@ def model_of(run_dir: str | Path) -> ModelConfig:
 
 
 def _family(run_dir: str | Path, saved: Mapping[str, Any]) -> Family:
-    """Return the model family of a run. Raises ValueError if it is not registered; the message names the file that
-    registers it, which is not executed."""
+    """Return the family of a run or of a converted model, which has no preset. Raises ValueError if it is not
+    registered; the message names the file that registers it, which is not executed."""
+    if "family" in saved and "family_file" not in saved:
+        if saved["family"] not in tuple(FAMILIES):
+            raise ValueError(f"{run_dir} holds a {saved['family']!r}, which this version of ringformer does not know")
+        return FAMILIES[saved["family"]]
+    if not saved.get("preset"):
+        return FAMILIES["llama"]
     try:
         return family_of(saved["preset"])
     except ValueError as error:

@@ -19,7 +19,7 @@ from ringformer.checkpoints.zarr_files import Leaf, Place, array_context, open_a
 from ringformer.convert.hf_weights import ParamPath, Weight, weights
 from ringformer.files.chunks import array_metadata
 from ringformer.files.manifest import DamagedFiles, write_part
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 
 CACHE_BYTES = 2**30
 """Size of the cache of decoded chunks while a checkpoint is read. The cache is needed because a run's chunks, unlike
@@ -67,7 +67,7 @@ def save_streams(folder: Path, streams: dict[ParamPath, BlockStream]) -> None:
         checkpointer.save(folder.absolute(), Save({"params": unflatten_dict(streams)}))
 
 
-def open_streams(folder: Path, config: LlamaConfig) -> dict[ParamPath, ts.TensorStore]:
+def open_streams(folder: Path, config: DecoderConfig) -> dict[ParamPath, ts.TensorStore]:
     """Open the stored parameters of a checkpoint, by path. Each chunk is checked against the manifest when it is read.
 
     Raises DamagedFiles, which names the files that have changed since they were written. Reading a chunk may raise it

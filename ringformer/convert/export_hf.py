@@ -6,20 +6,21 @@ from typing import Any, NamedTuple
 
 from ringformer.checkpoints.saved_model import latest_checkpoint, model_of
 from ringformer.convert.block_streams import open_streams
-from ringformer.convert.hf_config import to_hf_config
+from ringformer.convert.hf_config import text_config, to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import CODES, cast, supported_dtype, write_tensors
 from ringformer.data.tokenizers.load import load_tokenizer
 from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained_files, read_object
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.registry import hugging_face_of
 
 
 class Exported(NamedTuple):
     """Exported model and its dtype."""
 
-    config: LlamaConfig
+    config: DecoderConfig
     dtype: str
     dtype_origin: str
     """Reason for this dtype: "as asked", "as stored" or that of the original model."""
@@ -49,9 +50,12 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     checkpoint = latest_checkpoint(run_dir)
     carried, imported = contained_files(run_dir, CARRIED), contained_files(run_dir, [HF_CONFIG])
     config = model_of(run_dir)
-    if not isinstance(config, LlamaConfig):
-        raise ValueError(f"{run_dir} holds a {type(config).__name__}: only a LLaMA can be exported")
-    run, hf = read_object(run_dir, CONFIG), read_object(run_dir, HF_CONFIG) if imported else {}
+    if not isinstance(config, DecoderConfig) or hugging_face_of(type(config)) is None:
+        raise ValueError(
+            f"{run_dir} holds a {type(config).__name__}: only the families of ringformer, and those derived from them, "
+            "can be exported"
+        )
+    run, hf = read_object(run_dir, CONFIG), text_config(read_object(run_dir, HF_CONFIG))[0] if imported else {}
     stored = open_streams(checkpoint, config)
     named: Any = dtype or hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
     origin = "as asked" if dtype else "as the Hugging Face model that it came from"

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
 from einops import rearrange
 
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 
 BLOCK_BYTES = 64 * 2**20
 """Maximum size of a block in float32. Blocks are read, transposed and written one at a time; each is a chunk on
@@ -30,7 +31,36 @@ TENSORS: dict[ParamPath, tuple[str, str]] = {
     ("norm", "scale"): ("model.norm.weight", "D -> D"),
     ("head",): ("lm_head.weight", "V D -> D V"),
 }
-"""Name of each parameter's tensors, and the einops pattern that turns a tensor into one layer of the parameter."""
+"""Name of each parameter's tensors in a LLaMA, and the einops pattern that turns a tensor into one layer of the
+parameter."""
+
+BIASES: dict[ParamPath, tuple[str, str]] = {
+    ("layers", "attention", f"b{x}"): (f"model.layers.{{}}.self_attn.{x}_proj.bias", f"({heads} d) -> {heads} d")
+    for x, heads in zip("qkv", "HKK", strict=True)
+}
+OUTPUT_NORMS: dict[ParamPath, tuple[str, str]] = {
+    ("layers", "attention_output_norm", "scale"): ("model.layers.{}.post_attention_layernorm.weight", "D -> D"),
+    ("layers", "feedforward_output_norm", "scale"): ("model.layers.{}.post_feedforward_layernorm.weight", "D -> D"),
+}
+INPUT_NORMS = ("layers", "attention_norm", "scale"), ("layers", "feedforward_norm", "scale")
+
+
+def tensors_of(config: DecoderConfig) -> dict[ParamPath, tuple[str, str]]:
+    """Return the names and patterns of a model's tensors, which follow from the parts of its family."""
+    parts, tensors = config.PARTS, dict(TENSORS)
+    if config.tie_embeddings:
+        del tensors["head",]
+    if parts.bias:
+        tensors |= BIASES
+    for x, heads in (("q", "H"), ("k", "K")) if parts.qk_norm else ():
+        pattern = "d -> d" if parts.qk_norm == "head" else f"({heads} d) -> {heads} d"
+        tensors["layers", "attention", f"{x}_norm"] = f"model.layers.{{}}.self_attn.{x}_norm.weight", pattern
+    if parts.norms == "after":
+        for path in INPUT_NORMS:
+            del tensors[path]
+    if parts.norms == "both":
+        tensors[INPUT_NORMS[1]] = "model.layers.{}.pre_feedforward_layernorm.weight", "D -> D"
+    return tensors if parts.norms == "before" else tensors | OUTPUT_NORMS
 
 
 @dataclass(frozen=True)
@@ -38,7 +68,7 @@ class Weight:
     """A parameter, stacked over all layers, and the tensors that it is made of."""
 
     path: ParamPath
-    config: LlamaConfig
+    config: DecoderConfig
 
     @property
     def stacked(self) -> bool:
@@ -47,7 +77,7 @@ class Weight:
     @property
     def names(self) -> list[str]:
         """Names of the parameter's tensors, by layer."""
-        name = TENSORS[self.path][0]
+        name = self._tensors[0]
         return [name.format(i) for i in range(self.config.num_layers)] if self.stacked else [name]
 
     @property
@@ -94,7 +124,11 @@ class Weight:
 
     @property
     def _patterns(self) -> list[str]:
-        return TENSORS[self.path][1].split(" -> ")
+        return self._tensors[1].split(" -> ")
+
+    @cached_property
+    def _tensors(self) -> tuple[str, str]:
+        return tensors_of(self.config)[self.path]
 
     def _sizes(self, pattern: str) -> list[int]:
         return [self.config.sizes[letter] for letter in re.findall(r"\w", pattern)]
@@ -107,6 +141,6 @@ class Weight:
         return letters.index(tensor.lstrip("(")[0]) - len(letters)
 
 
-def weights(config: LlamaConfig) -> list[Weight]:
+def weights(config: DecoderConfig) -> list[Weight]:
     """Return all parameters of a model."""
-    return [Weight(path, config) for path in TENSORS if not (config.tie_embeddings and path == ("head",))]
+    return [Weight(path, config) for path in tensors_of(config)]

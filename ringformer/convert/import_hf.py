@@ -15,10 +15,11 @@ from ringformer.convert.safetensors_files import DTYPES, TensorFolder, cast, sup
 from ringformer.files.manifest import write_manifest
 from ringformer.files.run_layout import CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained, contained_files, read_object
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.registry import registered_by
 
 
-def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaConfig:
+def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> DecoderConfig:
     """Write the model in `path` to the folder `out`: config.json, checkpoints/0 and the tokenizer's files.
 
     The checkpoint holds only parameters, stacked [L, ...], and serves as `--config.init_from=OUT`. The conversion needs
@@ -39,19 +40,21 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
     hf = read_object(path, "config.json")
     carried = contained_files(path, CARRIED)
-    config, tensors = from_hf_config(hf), TensorFolder(path)
+    config, tensors = from_hf_config(hf), TensorFolder(path, wrapped="text_config" in hf)
     check_tensors(tensors, config)
 
     streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target)) for w in weights(config)}
     with output_folder(Path(out), carried) as building:
         save_streams(building / CHECKPOINTS / "0" / "default", streams)
-        (building / CONFIG).write_text(json.dumps({"model": dataclasses.asdict(config)}, indent=1) + "\n")
+        (building / CONFIG).write_text(
+            json.dumps({"model": dataclasses.asdict(config)} | registered_by(config), indent=1) + "\n"
+        )
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
         write_manifest(building, names=[CONFIG, HF_CONFIG, *(file.name for file in carried)])
     return config
 
 
-def check_tensors(tensors: TensorFolder, config: LlamaConfig) -> None:
+def check_tensors(tensors: TensorFolder, config: DecoderConfig) -> None:
     """Raise ValueError naming every tensor that is missing, left over, misshapen or of an unknown dtype.
 
     The rotary frequencies of old checkpoints are ignored, because the config determines them. A tied head is ignored if

@@ -29,10 +29,14 @@ def supported_dtype(name: str) -> np.dtype:
 class TensorFolder:
     """Tensors of a checkpoint in one safetensors file or, with an index, in several. Files are mapped only while read.
 
+    Args:
+      wrapped: the checkpoint is that of a vision model; only the tensors of its text model are used, under the names
+        that they have in the text model alone.
+
     Raises ValueError for a file that is malformed or outside the folder, FileNotFoundError for one that is missing.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, wrapped: bool = False):
         index, single = (contained(folder, name) for name in (INDEX, "model.safetensors"))
         if index.is_file():
             places = read_object(folder, INDEX).get("weight_map")
@@ -48,18 +52,21 @@ class TensorFolder:
             )
         if absent := [path.name for path in files if not path.is_file()]:
             raise FileNotFoundError(f"{folder} lacks {', '.join(absent)}, which {INDEX} names")
-        self._file: dict[str, Path] = {}
+        self._place: dict[str, tuple[Path, str]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         for path in files:
             try:
                 with safe_open(path, framework="numpy") as file:
                     for key in file.keys():  # noqa: SIM118, not a dict
-                        if other := self._file.get(key):
-                            raise ValueError(f"{key} is in {other.name} and in {path.name}: remove the wrong one")
+                        name = _text_name(key) if wrapped else key
+                        if name is None:
+                            continue
+                        if other := self._place.get(name):
+                            raise ValueError(f"{key} is in {other[0].name} and in {path.name}: remove the wrong one")
                         tensor = file.get_slice(key)
-                        self._file[key], self.shapes[key] = path, tuple(tensor.get_shape())
-                        self.dtypes[key] = tensor.get_dtype()
+                        self._place[name], self.shapes[name] = (path, key), tuple(tensor.get_shape())
+                        self.dtypes[name] = tensor.get_dtype()
             except SafetensorError as error:
                 raise ValueError(
                     f"{path} is not a complete safetensors file ({error}): download it again; if it is a Git LFS "
@@ -68,10 +75,22 @@ class TensorFolder:
 
     def blocks(self, name: str, rows: Iterable[slice]) -> Iterator[np.ndarray]:
         """Yield slices of rows of a tensor without loading the rest."""
-        with safe_open(self._file[name], framework="numpy") as file:
-            tensor = file.get_slice(name)
+        path, key = self._place[name]
+        with safe_open(path, framework="numpy") as file:
+            tensor = file.get_slice(key)
             for part in rows:
                 yield tensor[part]
+
+
+def _text_name(key: str) -> str | None:
+    """Return the name that a tensor of a vision model has in its text model alone; None if it is not in it."""
+    if key.startswith(
+        ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+    ):
+        return None
+    if key.startswith("model.language_model."):
+        return key.replace("model.language_model.", "model.", 1)
+    return key.removeprefix("language_model.")
 
 
 def write_tensors(

@@ -12,7 +12,7 @@ from flax import nnx
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder
 from ringformer.inference.generator import load_model
-from ringformer.models.llama import Llama
+from ringformer.models.decoder import Decoder
 
 TOLERANCE = 1e-4
 """Largest absolute difference between logits at which two models count as the same."""
@@ -99,7 +99,7 @@ def _transformers_logits(path: Path, length: int, seed: int) -> tuple[np.ndarray
         return model(torch.from_numpy(tokens)).logits[0].numpy(), tokens
 
 
-def _rounded(model: Llama, tensors: TensorFolder) -> tuple[Llama, str | None]:
+def _rounded(model: Decoder, tensors: TensorFolder) -> tuple[Decoder, str | None]:
     """Round the model's parameters to the dtypes of `tensors`; also return those dtypes if any value changed."""
     structure, params = nnx.split(model)
     flat, changed = dict(nnx.to_flat_state(params)), set()

@@ -18,16 +18,15 @@ from ringformer.data.packing.buckets import LengthBuckets
 from ringformer.data.packing.document_lengths import DocumentLengths, document_lengths
 from ringformer.data.packing.mixture import Mixture
 from ringformer.data.packing.options import PackingOptions
-from ringformer.data.packing.ring_work import WorkByRings, in_rings, mean, overall
+from ringformer.data.packing.ring_work import Chunk, WorkByRings, in_rings, mean, overall
 from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
-from ringformer.ops.work_list import default_chunk
 
-UNBALANCED, SAMPLED_STEPS, MOST_RANKS, MOST_TOKENS = 1.5, 8, 256, 2**20
-"""Duration of attention over its ideal of which a run should know; steps on rings of each size whose first sequence is
+UNBALANCED, SAMPLED_STEPS, MOST_RANKS, MOST_TOKENS = 1.5, 12, 256, 2**20
+"""Duration of attention over its ideal of which a run should know; steps on rings of each size of which a sequence is
 counted; and ranks and tokens of the largest sequence that is counted, which every host then reads."""
 
 Parts = Sequence[tuple[TokenStore, int]]
@@ -115,31 +114,31 @@ class Loader:
         ]
         return f"buckets: batches are {', '.join(parts)}"
 
-    def work_by_rings(self, chunk: int | None) -> WorkByRings | None:
-        """Count attention's work for the first sequences of some batches; None for sequences or rings that would take
-        long to count, and if every token sees all before it.
+    def work_by_rings(self, chunk: Chunk, rows: int = 1, gathered: bool = False) -> WorkByRings | None:
+        """Count attention's work for sequences of some batches; None for sequences or rings that would take long to
+        count, and if every token sees all before it.
 
         Args:
-          chunk: tokens of a chunk of queries and of keys; None: the op's default.
+          rows: sequences that a device computes at once. chunk, gathered: as in `ring_work`.
         """
         if self._ring_size > MOST_RANKS or self.seq_len > MOST_TOKENS or not self._has_segments:
             return None
-        size, counted = chunk or default_chunk(self.seq_len // self._ring_size), {}
+        counted, rng, columns = {}, np.random.default_rng(0), np.arange(self.seq_len)
         for rings, share in self.share_by_rings().items():
             steps = itertools.islice((step for step in itertools.count() if self.rings(step) == rings), SAMPLED_STEPS)
-            sequences = (self.sequences.read(step * self.batch_size, np.arange(self.seq_len)) for step in steps)
-            works = [in_rings(x.segment_ids, self._layout, self._ring_size, rings, size) for x in sequences]
+            works = []
+            for step in steps:
+                first = step * self.batch_size + int(rng.integers(self.batch_size // rows)) * rows  # of any store
+                ids = [self.sequences.read(first + row, columns).segment_ids for row in range(rows)]
+                works.append(in_rings(np.stack(ids), self._layout, self._ring_size, rings, chunk, gathered=gathered))
             counted[rings] = share, mean(works)
         return counted
 
-    def describe_balance(self, chunk: int | None) -> str | None:
+    def describe_balance(self, chunk: Chunk, gathered: bool = False) -> str | None:
         """Return a line if the documents of the first batches leave a ring unbalanced: if attention takes `UNBALANCED`
-        times its ideal. None for a sequence or a ring that would take long to count.
-
-        Args:
-          chunk: tokens of a chunk of queries and of keys; None: the op's default.
+        times its ideal. None for a sequence or a ring that would take long to count; arguments as in `ring_work`.
         """
-        by_rings = self.work_by_rings(chunk) if self._ring_size > 1 else None
+        by_rings = self.work_by_rings(chunk, gathered=gathered) if self._ring_size > 1 else None
         if by_rings is None:
             return None
         work = overall(by_rings)

@@ -4,7 +4,9 @@ import math
 
 from ringformer.estimate.closed_forms import attention_seconds, held_key_heads, itemsize
 from ringformer.estimate.workload import Workload
-from ringformer.models.flops import forward_runs, visible_keys
+from ringformer.models.decoder_layers import attention_options
+from ringformer.models.flops import forward_runs, keys_in_window
+from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 
 CYCLES_OF_A_PAIR = 400
@@ -24,16 +26,19 @@ def block_seconds(workload: Workload) -> float:
     if model.kernel == "cudnn":
         blocks = min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
         added = blocks * model.ulysses * workload.local_tokens * workload.accumulate
-        features = model.num_layers * model.num_heads * model.head_dim / model.ulysses
+        features = workload.windows.get(0, 0) * model.num_heads * model.head_dim / model.ulysses
         return (itemsize(model) + 8) * passes * added * features / chip.hbm_bandwidth
     if model.kernel != "pallas" or chip.tensor_cores is None or not (model.q_chunk and model.k_chunk):
         return 0.0
-    chunks = model.q_chunk * model.k_chunk
     tuned = chunk_sizes(target.generation, model.head_dim) or (model.q_chunk, model.k_chunk)
-    visible = workload.batch_size * workload.seq_len * visible_keys(model, workload.seq_len) / target.num_devices
-    pairs = passes * visible / chunks * model.num_heads * model.num_layers
-    more = max(0.0, 1 - chunks / math.prod(tuned))  # `efficiency` is based on the tuned chunks
-    seconds = CYCLES_OF_A_PAIR * pairs * more / (chip.clock_hz * chip.tensor_cores.count)
+    queries, seconds = workload.batch_size * workload.seq_len / target.num_devices, 0.0
+    for window, layers in workload.windows.items():
+        options = attention_options(model, LayerKind(window), workload.ring_tokens)
+        chunks = options["q_chunk"] * options["k_chunk"]
+        visible = queries * keys_in_window(window, workload.seq_len)
+        pairs = passes * visible / chunks * model.num_heads * layers
+        more = max(0.0, 1 - chunks / math.prod(tuned))  # `efficiency` is based on the tuned chunks
+        seconds += CYCLES_OF_A_PAIR * pairs * more / (chip.clock_hz * chip.tensor_cores.count)
     return seconds + sum(attention_seconds(workload).values()) * (_core_share(workload) - 1)
 
 

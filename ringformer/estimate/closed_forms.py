@@ -1,12 +1,15 @@
 """Closed forms of a train step: seconds and bytes from counts alone, without a compiler. Every number is modelled."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from ringformer.estimate.link_rates import hop_rate
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import Chip
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.decoder_layers import attention_options
 from ringformer.models.flops import (
     PAIR_BACKWARD,
     PAIR_FORWARD,
@@ -14,8 +17,9 @@ from ringformer.models.flops import (
     executed_attention_flops,
     executed_flops,
     forward_runs,
+    keys_in_window,
 )
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
@@ -97,21 +101,29 @@ def computation_seconds(workload: Workload) -> float:
 
 def attention_seconds(workload: Workload) -> dict[str, float]:
     """Seconds of one step's chunk pairs on its busiest devices: "forward", each time that it runs, and "backward"."""
-    model, target = workload.model, workload.target
+    by_window = [window_seconds(workload, window, layers) for window, layers in workload.windows.items()]
+    return {name: sum(seconds[name] for seconds in by_window) for name in by_window[0]}
+
+
+def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, float]:
+    """Return the part of `attention_seconds` of the layers with a window, 0 for full attention."""
+    model, target, T = workload.model, workload.target, workload.seq_len
     peak, (_, forwards), ranks = target.chip.flops(model.compute_dtype), forward_runs(model), workload.ring_size
-    if workload.window:
-        excess = 1 + (model.q_chunk or default_chunk(workload.ring_tokens)) / workload.window
+    options = attention_options(model, LayerKind(window), workload.ring_tokens)
+    if window:
+        excess = 1 + (options["q_chunk"] or default_chunk(workload.ring_tokens)) / window
     else:
-        excess = causal_excess(model.layout, workload.seq_len // ranks, ranks, model.q_chunk)
-    attention = executed_attention_flops(model, workload.seq_len) * workload.batch_size / target.num_devices
+        excess = causal_excess(model.layout, T // ranks, ranks, model.q_chunk)
+    visible = layers * model.num_heads * T * keys_in_window(window, T) * workload.batch_size / target.num_devices
     parts = {  # passes, FLOPs in all
         "forward": (forwards, PAIR_FORWARD * forwards),
         "backward": (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN),
     }
-    share, seconds = efficiency(target.generation, model.kernel, model.head_dim), {}
-    pairs = excess * attention / sum(flops for _, flops in parts.values()) / model.head_dim  # of queries, keys, heads
+    share, seconds = efficiency(target.generation, options["kernel"], model.head_dim), {}
+    pairs = excess * visible  # of queries, keys, heads
     for (name, (passes, flops)), spilled in zip(parts.items(), SPILLED[target.chip.kind], strict=True):
-        memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
+        on_chip = _logits_on_chip(workload, options)
+        memory = 0.0 if on_chip else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
         seconds[name] = max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
     return seconds
 
@@ -123,18 +135,19 @@ def computation_time(workload: Workload) -> StepTime:
     return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, f"{CLOSED_FORM}: {assumed}{spilling}")
 
 
-def _logits_on_chip(workload: Workload) -> bool:
-    """Return True if the logits of one chunk pair stay on the chip, counting all heads that are computed at once."""
-    if workload.model.kernel != "xla":
+def _logits_on_chip(workload: Workload, options: dict[str, Any]) -> bool:
+    """Return True if the logits of one chunk pair stay on the chip, counting all heads that are computed at once.
+    `options`: kernel and chunks of the pair."""
+    if options["kernel"] != "xla":
         return True
     model, (_, _, tp, _) = workload.model, workload.mesh_shape
     usual = default_chunk(workload.seq_len // workload.ring_size)
-    pair = (model.q_chunk or usual) * (model.k_chunk or usual)
+    pair = (options["q_chunk"] or usual) * (options["k_chunk"] or usual)
     heads = model.num_heads / (tp * model.ulysses * model.head_groups)
     return 4 * pair * heads <= LOGITS_ON_CHIP.get(workload.target.generation, 0)
 
 
-def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
+def hop_flops(model: DecoderConfig, local: int, *, backward: bool, causal: bool = True) -> float:
     """Attention FLOPs of one device in one hop of a balanced ring, with `local` tokens of one sequence per device.
 
     Each visible pair of a query and a key takes 4 d FLOPs forward (two products) and 10 d FLOPs backward (five
@@ -145,7 +158,7 @@ def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = 
     return float(each) * model.head_dim * model.num_heads * pairs
 
 
-def hop_bytes(model: LlamaConfig, local: int, *, backward: bool) -> float:
+def hop_bytes(model: DecoderConfig, local: int, *, backward: bool) -> float:
     """Bytes that a device sends in one hop: keys and values, plus their float32 gradients in the backward pass."""
     return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize(model) + (4 if backward else 0))
 
@@ -171,7 +184,7 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
     """Return one hop of the ring for each of the keys "forward" and "backward"; empty if no keys hop from rank to
     rank."""
     model, target, tp = workload.model, workload.target, workload.mesh_shape[2]
-    if workload.hops == 0 or workload.window:
+    if 0 not in workload.windows or workload.hops(0) == 0:
         return {}
     hops, devices = {}, tp * model.ulysses  # that share the heads
     for name in ("forward", "backward"):
@@ -194,7 +207,7 @@ def held_key_heads(workload: Workload) -> int:
     return workload.model.held_key_heads(workload.mesh_shape[2])
 
 
-def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
+def smallest_local_length(model: DecoderConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
     """Return the smallest local length at which a hop's computation takes as long as its transfer (paper, Table 2).
 
     The paper's column, F/B, is for the forward without a mask. A balanced causal ring needs 2 (K/H) F/B forward. It
@@ -239,7 +252,7 @@ def memory(workload: Workload) -> dict[str, float]:
         working += 12 * model.num_heads / tp * local * local
     keys = 0.0
     # Keys of all ranks, with float32 gradients.
-    if model.ring == "gathered" and workload.ring_size > 1 and not workload.window:
+    if model.ring == "gathered" and workload.ring_size > 1 and 0 in workload.windows:
         keys = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         keys /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
@@ -267,6 +280,6 @@ def peak_bytes(workload: Workload) -> float:
     return sum(memory(workload).values())
 
 
-def itemsize(model: LlamaConfig) -> int:
+def itemsize(model: DecoderConfig) -> int:
     """Bytes of an element in the compute dtype."""
     return 2 if model.compute_dtype == "bfloat16" else 4

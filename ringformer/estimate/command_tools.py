@@ -25,7 +25,7 @@ MODEL_FLAGS = (
     "fetch_ahead",
     "kernel",
 )
-"""The fields of `LlamaConfig` that are flags of an estimate."""
+"""The fields of `DecoderConfig` that are flags of an estimate."""
 
 
 def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

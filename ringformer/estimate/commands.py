@@ -17,7 +17,7 @@ class EstimateOptions:
     mode: Literal["train", "prefill", "decode"] = "train"
     """train: a training run; prefill: read the context into the cache; decode: generate one token with a full cache"""
     model: str | None = None
-    """a preset (ringformer/models/llama_presets.py); default: llama_7b"""
+    """a preset (ringformer/models/families/); default: llama_7b"""
     config: str | None = None
     """path of a config file, instead of a preset"""
     stage: int | None = None
@@ -66,7 +66,7 @@ COUNTS = (
 def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Add the arguments of `ringformer estimate`."""
     from ringformer.cli.dataclass_flags import add_flags
-    from ringformer.models.llama_config import LlamaConfig
+    from ringformer.models.decoder_config import DecoderConfig
 
     parser.description = (
         "Compile the programs of a run for a target and report memory, communication and overlap. With --config, "
@@ -76,7 +76,7 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     )
     parser.set_defaults(overrides=[])
     add_flags(parser, EstimateOptions)
-    add_flags(parser, LlamaConfig, MODEL_FLAGS, unset=True)
+    add_flags(parser, DecoderConfig, MODEL_FLAGS, unset=True)
     return _estimate
 
 

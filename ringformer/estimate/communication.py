@@ -11,7 +11,6 @@ exchange heads, and k' = K copied to a multiple of u (`ops/head_exchange.py`); t
 """
 
 from ringformer.estimate.closed_forms import (
-    attention_seconds,
     computation_seconds,
     held_copies,
     held_key_heads,
@@ -19,6 +18,7 @@ from ringformer.estimate.closed_forms import (
     host_bytes,
     itemsize,
     ring_hops,
+    window_seconds,
 )
 from ringformer.estimate.link_rates import exchange_rate, hop_rate, keys_rate, weights_rate
 from ringformer.estimate.seconds.program_seconds import efficiency
@@ -30,10 +30,13 @@ from ringformer.ops.layouts import PARTS
 
 def exposed_seconds(workload: Workload) -> dict[str, float]:
     """Return the seconds that a step waits for communication that no computation hides, by purpose."""
-    attention, computation = attention_seconds(workload), computation_seconds(workload)
+    computation = computation_seconds(workload)
     return {
-        "ring": _window(workload, attention) if workload.window else _ring(workload, attention),
-        "gathered keys": _gathered(workload, attention),
+        "ring": sum(
+            _window(workload, window, layers) if window else _ring(workload, layers)
+            for window, layers in workload.windows.items()
+        ),
+        "gathered keys": _gathered(workload, workload.windows.get(0, 0)),
         "head exchange": _exchange(workload),
         "weights": _weights(workload, computation),
         "tensor parallelism": _tensor_parallelism(workload),
@@ -47,45 +50,46 @@ def _sequences(workload: Workload) -> float:
     return workload.batch_size / (dp * fsdp)
 
 
-def attention_passes(workload: Workload) -> dict[str, float]:
-    """Return how often a step's layers run attention on a sequence, by pass."""
-    passes = _sequences(workload) * workload.model.num_layers
+def attention_passes(workload: Workload, layers: int) -> dict[str, float]:
+    """Return how often so many of a step's layers run attention on a sequence, by pass."""
+    passes = _sequences(workload) * layers
     return {"forward": forward_runs(workload.model)[1] * passes, "backward": passes}
 
 
-def _ring(workload: Workload, attention: dict[str, float]) -> float:
-    ranks, exposed = workload.ring_size, 0.0
+def _ring(workload: Workload, layers: int) -> float:
+    ranks, attention, exposed = workload.ring_size, window_seconds(workload, 0, layers), 0.0
     for name, hop in ring_hops(workload).items():
-        link = (ranks - 1) * attention_passes(workload)[name] * hop.link
+        link = (ranks - 1) * attention_passes(workload, layers)[name] * hop.link
         exposed += max(0.0, link - attention[name] * (ranks - 1) / ranks)
     return exposed
 
 
-def _window(workload: Workload, attention: dict[str, float]) -> float:
+def _window(workload: Workload, window: int, layers: int) -> float:
     """The keys of a window move along the sequence under the blocks of a pass; their gradients follow them and, if
     there were several hops, return as far."""
     model, parts, exposed = workload.model, PARTS[workload.model.layout], 0.0
-    reached = min(workload.window - 1, workload.hops * workload.ring_tokens // parts)
+    hops = workload.hops(window)
+    reached = min(window - 1, hops * workload.ring_tokens // parts)
     sent = parts * held_copies(workload) / (workload.mesh_shape[2] * model.ulysses)
     keys, both = (sent * hop_bytes(model, reached, backward=backward) for backward in (False, True))
-    sent_by = {"forward": keys, "backward": keys + (both - keys) * min(workload.hops, 2)}
-    for name, seconds in attention.items():
-        link = attention_passes(workload)[name] * sent_by[name] / hop_rate(workload)
+    sent_by = {"forward": keys, "backward": keys + (both - keys) * min(hops, 2)}
+    for name, seconds in window_seconds(workload, window, layers).items():
+        link = attention_passes(workload, layers)[name] * sent_by[name] / hop_rate(workload, window)
         exposed += max(0.0, link - seconds)
     return exposed
 
 
-def _gathered(workload: Workload, attention: dict[str, float]) -> float:
+def _gathered(workload: Workload, layers: int) -> float:
     """A rank's own block hides a gather, and the sum of the gradients. If the key heads have two halves, what moves for
     one half also hides under the other half's block."""
     model, ranks, exposed = workload.model, workload.ring_size, 0.0
-    if model.ring != "gathered" or ranks == 1 or workload.window:
+    if model.ring != "gathered" or ranks == 1 or layers == 0:
         return 0.0
     devices = workload.mesh_shape[2] * model.ulysses  # that share the heads
     pieces = 2 if BLOCK_KERNELS[model.kernel].has_even_halves(held_key_heads(workload)) else 1
-    for name, seconds in attention.items():
+    for name, seconds in window_seconds(workload, 0, layers).items():
         received = hop_bytes(model, workload.ring_tokens, backward=name == "backward") * ranks * held_copies(workload)
-        link = attention_passes(workload)[name] * received / devices / keys_rate(workload)
+        link = attention_passes(workload, layers)[name] * received / devices / keys_rate(workload)
         own, others = seconds / ranks, seconds * (ranks - 1) / ranks
         exposed += max(0.0, link / pieces - own, link - own - others * (1 - 1 / pieces))
     return exposed
@@ -105,7 +109,7 @@ def _exchange(workload: Workload) -> float:
         projected = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads) / tp
         rate = efficiency(target.generation).products * target.chip.flops(model.compute_dtype)
         hidden = WEIGHT_FORWARD * projected * tokens / rate
-    passes = attention_passes(workload)
+    passes = attention_passes(workload, model.num_layers)
     return sum(passes[name] * max(0.0, each * (2 * heads + more[name]) - hidden) for name in passes)
 
 

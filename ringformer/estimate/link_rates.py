@@ -44,16 +44,16 @@ def _messages_of_a_hop(workload: Workload) -> float:
     return max(crossed, default=1)
 
 
-def hop_rate(workload: Workload) -> float:
+def hop_rate(workload: Workload, window: int = 0) -> float:
     """Bytes per second of one device in a hop of the ring, in both directions together if half of the keys go each
-    way, as those of windows do in the layout zigzag."""
+    way, as those of layers with a window do in the layout zigzag."""
     target, (_, _, tp, sp) = workload.target, workload.mesh_shape
     rate, ways = target.ring_bandwidth(sp * tp), 1
     if target.chip.kind == "tpu":
         rate, ways = rate / _messages_of_a_hop(workload), 2
     elif sp * tp > GPUS_OF_A_NODE > tp * workload.model.ulysses:
         ways = 2  # each way leaves a node over the network of another GPU
-    both = workload.model.layout == "zigzag" if workload.window else workload.model.ring == "both_ways"
+    both = workload.model.layout == "zigzag" if window else workload.model.ring == "both_ways"
     return rate * (ways if both else 1)
 
 

@@ -6,34 +6,35 @@ of the ring's hops, and waits for the rank with the most pairs. Of several group
 to have the mean work.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
 from ringformer.data.loader import Loader
 from ringformer.data.packing.mixture import parse_mixture
 from ringformer.data.packing.ring_balance import CHUNKS, Balance, balances
-from ringformer.data.packing.ring_work import WorkByRings, kernel_share, overall
+from ringformer.data.packing.ring_work import Chunk, RingWork, WorkByRings, kernel_share, overall, ring_work
 from ringformer.data.stores.folder import open_one
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.estimate.block_costs import block_seconds
 from ringformer.estimate.closed_forms import (
     StepTime,
     attention_seconds,
-    causal_excess,
     computation_seconds,
     ring_hops,
 )
 from ringformer.estimate.communication import attention_passes, exposed_seconds
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.seconds.overlap import Schedule
+from ringformer.estimate.seconds.overlap import Schedule, Transfer
 from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.time_report import figures
 from ringformer.estimate.workload import Workload
-from ringformer.ops.layouts import Layout
+from ringformer.ops.kernels.cudnn_documents import count_pieces
+from ringformer.ops.layouts import PARTS, Layout
+from ringformer.ops.ring_passes import LOOP
 from ringformer.ops.work_list import default_chunk
 
 
@@ -42,7 +43,7 @@ def seconds_of_documents(
 ) -> float:
     """Return the mean seconds of a step of documents, by a compiled step's schedule or else by closed forms.
 
-    cuDNN computes the pairs that come with hops, and XLA those of a rank's own keys (`ops/kernels/cudnn_documents.py`).
+    cuDNN leaves the pairs within pieces of a shard to XLA (`ops/kernels/cudnn_documents.py`).
 
     Args:
       by_rings: work of the documents in the workload's layout.
@@ -50,57 +51,77 @@ def seconds_of_documents(
         ones, by the shares counted on v5e.
     """
     ranks, model = workload.ring_size, workload.model
-    excess = causal_excess(model.layout, workload.ring_tokens, ranks, model.q_chunk)
-    one_document = workload.seq_len**2 / 2 * excess / ranks  # pairs of the slowest rank
-    split = model.kernel == "cudnn"
-    step = _compiled(schedule) if schedule and not split else _counted(workload)
+    one = one_document(workload).by_hop[0]
+    step = _compiled(schedule, one) if schedule else _counted(workload)
+    slower, within = 1.0, 0.0  # pairs within pieces
     if chunk and model.kernel == "pallas":
-        one_document *= kernel_share(chunk) / kernel_share(model.q_chunk or default_chunk(workload.ring_tokens))
-    by_xla = sum(attention_seconds(replace(workload, model=replace(model, kernel="xla"))).values())
+        slower = kernel_share(model.q_chunk or default_chunk(workload.ring_tokens)) / kernel_share(chunk)
+    if model.kernel == "cudnn" and schedule is None:
+        part = workload.ring_tokens // PARTS[model.layout]
+        within = PARTS[model.layout] * part**2 / count_pieces(part)
+        xla = replace(workload, model=replace(model, kernel="xla", q_chunk=None, k_chunk=None))
+        by_xla = sum(attention_seconds(xla).values()) / one.sum()
     seconds = 0.0
     for rings, (share, work) in by_rings.items():
-        pairs, hops = work.slowest / one_document, (ranks / rings - 1) / max(1, ranks - 1)
-        own = work.own / one_document if split else 0.0
-        seconds += share * (step.rest + own * by_xla + step.attention(pairs - own) + step.waits(pairs - own, hops))
+        pairs = slower * work.by_hop / one.sum()  # as shares of one document's
+        step_seconds = step.rest + step.attention * float(pairs.sum(axis=1).mean())
+        if within:
+            others = np.maximum(0.0, 1 - within / work.by_hop.sum(axis=1))
+            step_seconds += within * by_xla - step.attention * float((pairs.sum(axis=1) * (1 - others)).mean())
+        hops = ranks // rings - 1
+        for link, cover in step.links if hops else ():
+            waits = np.maximum(0.0, link - cover * pairs[:, :hops])
+            step_seconds += float(waits.sum(axis=1).mean())
+        seconds += share * step_seconds
     return seconds
 
 
+def one_document(workload: Workload) -> RingWork:
+    """Count the work of one document that fills a sequence, with the workload's layout and chunks."""
+    model = workload.model
+    ids, gathered = np.zeros(workload.seq_len, np.int8), model.ring == "gathered"
+    return ring_work(ids, model.layout, workload.ring_size, _chunks(workload), gathered=gathered)
+
+
+def _chunks(workload: Workload) -> Chunk:
+    default = default_chunk(workload.ring_tokens)
+    return workload.model.q_chunk or default, workload.model.k_chunk or default
+
+
 class _Step(NamedTuple):
-    """Seconds of a step of one document: those without attention and its hops, and those of each pass of attention."""
+    """Seconds of a step of one document."""
 
     rest: float
-    passes: Mapping[str, float]
-    """Seconds of chunk pairs."""
+    """All seconds but those of attention's pairs and of waiting for its hops."""
+    attention: float
     links: list[tuple[float, float]]
-    """Seconds of all executions of a hop on the ring's links, and of the chunk pairs meanwhile."""
-
-    def attention(self, pairs: float) -> float:
-        """Return the seconds of a share of the pairs."""
-        return pairs * sum(self.passes.values())
-
-    def waits(self, pairs: float, hops: float) -> float:
-        """Return the seconds that shares of the pairs leave exposed of a share of the hops."""
-        return sum(max(0.0, hops * link - pairs * cover) for link, cover in self.links)
+    """For each transfer of a hop: seconds of one hop in all layers and passes, and of attention's pairs meanwhile if
+    all of them were computed in one hop."""
 
 
 def _counted(workload: Workload) -> _Step:
     attention, exposed = attention_seconds(workload), exposed_seconds(workload)
-    rest = computation_seconds(workload) + block_seconds(workload) - sum(attention.values())
-    passes = attention_passes(workload)
-    links = [
-        ((workload.ring_size - 1) * hop.link * passes[name], attention[name])
-        for name, hop in ring_hops(workload).items()
-    ]
-    return _Step(rest + sum(exposed.values()) - exposed["ring"], attention, links)
+    pairs = sum(attention.values())
+    passes = attention_passes(workload, workload.model.num_layers)
+    links = [(hop.link * passes[name], attention[name]) for name, hop in ring_hops(workload).items()]
+    rest = computation_seconds(workload) + block_seconds(workload) - pairs
+    return _Step(rest + sum(exposed.values()) - exposed["ring"], pairs, links)
 
 
-def _compiled(schedule: Schedule) -> _Step:
+def _compiled(schedule: Schedule, one: Float64[np.ndarray, " hops"]) -> _Step:
     of_purpose = {name: spent.overlapped for name, spent in schedule.purposes.items()}
-    attention = {name: seconds for name, seconds in of_purpose.items() if name.startswith(f"{ATTENTION} ")}
+    attention = sum(seconds for name, seconds in of_purpose.items() if name.startswith(f"{ATTENTION} "))
     hops = [t for t in schedule.transfers if t.in_ring_loop]
-    links = [(t.count * t.seconds, t.count * t.cover) for t in hops]
     exposed = schedule.exposed_seconds - sum(t.count * t.wait for t in hops)
-    return _Step(sum(of_purpose.values()) - sum(attention.values()) + exposed, attention, links)
+    loops: dict[str, list[Transfer]] = {}
+    for t in hops:
+        loops.setdefault(t.op_name.partition(f"/{LOOP}/")[0], []).append(t)
+    links = []
+    for together in loops.values():  # in a hop: each queues behind the others, and the same pairs cover all
+        count = max(t.count for t in together) / (len(one) - 1)
+        seconds, cover = (max(getattr(t, name) for t in together) for name in ("seconds", "cover"))
+        links.append((count * seconds, count * cover / float(one[1:].mean() / one.sum())))
+    return _Step(sum(of_purpose.values()) - attention + exposed, attention, links)
 
 
 def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None:
@@ -110,7 +131,12 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
     sequence or the ring would take long to count.
     """
     data = workload.data
-    if data is None or not workload.has_closed_forms or workload.window or data.packed_attention != "document":
+    if (
+        data is None
+        or not workload.has_closed_forms
+        or set(workload.windows) != {0}
+        or data.packed_attention != "document"
+    ):
         return None
     folders = parse_mixture(data.mixture) if data.mixture else [(data.store, 1)]
     if not all((Path(path) / "train" / "store.json").is_file() for path, _ in folders):
@@ -124,12 +150,14 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
         ring_size=workload.ring_size,
         packing=data,
     )
-    by_rings = loader.work_by_rings(workload.model.q_chunk)
+    gathered = workload.model.ring == "gathered"
+    by_rings = loader.work_by_rings(_chunks(workload), sequences_at_once(workload), gathered)
     if by_rings is None:
         return None
     schedule, work = estimate.schedule if estimate else None, overall(by_rings)
     time = StepTime(seconds_of_documents(workload, by_rings, schedule), 0.0, workload.step_tokens)
     return {
+        "one_document_step_seconds_model": seconds_of_documents(workload, {1: (1.0, one_document(workload))}, schedule),
         "step_seconds_model": time.step,
         "tokens_per_second_model": time.tokens_per_second,
         "days_model": workload.tokens and time.days(workload.tokens),
@@ -138,12 +166,19 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
     }
 
 
+def sequences_at_once(workload: Workload) -> int:
+    """Return the sequences of a microbatch on a device."""
+    dp, fsdp, _, _ = workload.mesh_shape
+    return max(1, workload.batch_size // (workload.accumulate * dp * fsdp))
+
+
 def documents_text(documents: dict) -> str:
     """Return the line on `documents_json`."""
     balance, excess = documents["slowest_over_mean"], documents["computed_over_visible"]
     days = f", {documents['days_model']:,.3g} days" if documents["days_model"] else ""
     return (
-        f"by the documents of its store: modelled {figures(documents['step_seconds_model'])} s per step, "
+        f"by the documents of its store: modelled {figures(documents['step_seconds_model'])} s per step, where one "
+        f"document a sequence takes {figures(documents['one_document_step_seconds_model'])} s by the same count, "
         f"{figures(documents['tokens_per_second_model'])} tokens per second{days}; attention takes "
         f"{balance * excess:.2f} times its ideal (slowest rank over mean {balance:.2f}, computed over visible pairs "
         f"{excess:.2f})"
@@ -167,11 +202,18 @@ class Packed(NamedTuple):
 
 def ways_to_pack(workload: Workload, store: str) -> list[Packed]:
     """Return layouts, chunks and buckets for the documents of a store that are packed whole, with the seconds of closed
-    forms, fastest first. Only chunks of the TPU kernels are chosen; others keep theirs."""
+    forms, fastest first; among equals to three digits, those with the least work. Only chunks of the TPU kernels are
+    chosen, up to the workload's; others keep theirs.
+
+    Raises ValueError for a ring that is too large to count.
+    """
     lengths, timed = np.diff(open_one(store, ("train",)).offsets), []
-    model = workload.model
-    chunks = CHUNKS if model.kernel == "pallas" else (model.q_chunk or default_chunk(workload.ring_tokens),)
-    for way in balances(lengths, workload.seq_len, workload.ring_size, chunks):
+    own = workload.model.q_chunk or default_chunk(workload.ring_tokens)
+    chunks: tuple[int, ...] = (own,)
+    if workload.model.kernel == "pallas":
+        chunks = own, *(chunk for chunk in CHUNKS if chunk < own)
+    at_once, gathered = sequences_at_once(workload), workload.model.ring == "gathered"
+    for way in balances(lengths, workload.seq_len, workload.ring_size, chunks, at_once, gathered):
         seconds = seconds_of_documents(in_layout(workload, way.layout), way.by_rings, chunk=way.chunk)
         timed.append(Packed(way, seconds))
-    return sorted(timed, key=lambda packed: packed.step)
+    return sorted(timed, key=lambda packed: (float(f"{packed.step:.3g}"), packed.way.work.product, packed.way.buckets))

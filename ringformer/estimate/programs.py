@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
+from ringformer.models.decoder_layers import attention_options
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH
@@ -114,17 +115,19 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         ring_attention,
         axis_name="sp" if ring else None,
         layout=model.layout if ring else "contiguous",
-        q_chunk=model.q_chunk,
-        k_chunk=model.k_chunk,
-        kernel="xla" if model.kernel == "auto" else model.kernel,
         ulysses=model.ulysses if ring else 1,
         ring=model.ring,
-        window=model.window or None,
     )
 
     def both(q, k, v, segment_ids, do):
-        o, backward = jax.vjp(lambda q, k, v: attend(q, k, v, segment_ids=segment_ids, segments="ascending"), q, k, v)
-        return o, backward(do)
+        """Compute the attention of one layer of each kind, as far as the kinds differ in it."""
+        results = []
+        for kind in {kind.window: kind for kind in model.layer_kinds}.values():
+            options = attention_options(model, kind, workload.ring_tokens)
+            options |= {"segment_ids": segment_ids, "segments": "ascending"}
+            o, backward = jax.vjp(lambda q, k, v, options=options: attend(q, k, v, **options), q, k, v)
+            results.append((o, backward(do)))
+        return results
 
     key_heads = max(model.num_kv_heads, mesh.shape["tp"])  # with fewer heads than tp ranks, each rank reads one
     shape, ids_spec = (workload.batch_size // workload.accumulate, workload.seq_len), P(("dp", "fsdp"), "sp")
@@ -133,5 +136,5 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         for heads in (model.num_heads, key_heads)
     )
     ids = abstract_array(mesh, ids_spec, jnp.int32, *shape)
-    sharded = jax.shard_map(both, mesh=mesh, in_specs=(spec, spec, spec, ids_spec, spec), out_specs=(spec, (spec,) * 3))
+    sharded = jax.shard_map(both, mesh=mesh, in_specs=(spec, spec, spec, ids_spec, spec), out_specs=spec)
     return LoweredProgram(jax.jit(sharded).lower(q, k, k, ids, q), dict(compiler_options(mesh)), mesh)

@@ -1,5 +1,6 @@
 """Workloads of training: a train step of a model on a target."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +11,10 @@ from jax.sharding import AbstractMesh, Mesh
 from ringformer.data.stores.integrity import read_meta
 from ringformer.estimate.command_tools import MODEL_FLAGS
 from ringformer.estimate.targets import Target
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
-from ringformer.models.registry import check_mesh
+from ringformer.models.registry import check_mesh, preset_config
 from ringformer.ops.layouts import PARTS
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
 from ringformer.runs.config import Config, DataConfig
@@ -22,7 +22,7 @@ from ringformer.runs.config import Config, DataConfig
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """Settings of a `LlamaConfig` that trade time for memory."""
+    """Settings of a `DecoderConfig` that trade time for memory."""
 
     head_groups: int = 1
     remat_group: int = 1
@@ -38,7 +38,7 @@ class Workload:
     """One train step on a target, and the number of tokens to train on."""
 
     model: Any
-    """A `ModelConfig`. Only a compiled estimate accepts one that is not a `LlamaConfig` (see `has_closed_forms`)."""
+    """A `ModelConfig`. Only a compiled estimate accepts one that is not a `DecoderConfig` (see `has_closed_forms`)."""
     target: Target
     mesh_dim: str
     seq_len: int
@@ -82,18 +82,21 @@ class Workload:
         return self.mesh_shape[3] // self.model.ulysses if self.model.attention == "ring" else 1
 
     @property
-    def window(self) -> int:
-        """Keys that a query sees at most; 0 if it sees all before it."""
-        return self.model.window if 0 < self.model.window < self.seq_len else 0
+    def windows(self) -> dict[int, int]:
+        """Number of layers by the keys that a query sees at most; 0 if it sees all before it."""
+        layers: Counter[int] = Counter()
+        for window, count in self.model.windows.items():
+            layers[window if window < self.seq_len else 0] += count
+        return dict(layers)
 
-    @property
-    def hops(self) -> int:
-        """Hops that keys make in a pass: between ranks, or along the parts of the sequence that a window reaches."""
+    def hops(self, window: int) -> int:
+        """Count the hops that keys make in a pass of the layers with a window: between ranks, or along the parts of the
+        sequence that the window reaches."""
         if self.ring_size == 1:
             return 0
-        if self.window:
+        if window:
             parts = PARTS[self.model.layout]
-            return min(-(-(self.window - 1) * parts // self.ring_tokens), parts * self.ring_size - 1)
+            return min(-(-(window - 1) * parts // self.ring_tokens), parts * self.ring_size - 1)
         return 0 if self.model.ring == "gathered" else self.ring_size - 1
 
     @cached_property
@@ -114,7 +117,7 @@ class Workload:
     @property
     def has_closed_forms(self) -> bool:
         """True for models with closed forms and memory settings, which only LLaMA has."""
-        return isinstance(self.model, LlamaConfig)
+        return isinstance(self.model, DecoderConfig)
 
     @property
     def settings(self) -> MemorySettings:
@@ -142,16 +145,20 @@ class Workload:
         return replace(self, model=replace(self.model, **vars(settings)))
 
 
-def described(model: LlamaConfig) -> str:
+def described(model: DecoderConfig) -> str:
     """Describe a model's window, exchange of heads and form of the ring; empty for the plain ring."""
-    words = [f"window {model.window:,}"] * (model.window > 0)
+    words = [
+        f"window {window:,}" + (f" in {layers} of {model.num_layers} layers" if len(model.windows) > 1 else "")
+        for window, layers in model.windows.items()
+        if window
+    ]
     words += [f"ulysses {model.ulysses}"] * (model.ulysses > 1) + [f"ring {model.ring}"] * (model.ring != "one_way")
     return " ".join(words)
 
 
 def preset_workload(name: str, target: Target, seq_len: int, **settings: Any) -> Workload:
     """Return the workload of a preset with some of its settings replaced, on one ring of all devices."""
-    return Workload(LlamaConfig(**preset(name) | settings), target, "1,1,1,-1", seq_len, name=name)
+    return Workload(preset_config(name, **settings), target, "1,1,1,-1", seq_len, name=name)
 
 
 def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
@@ -178,9 +185,9 @@ def estimate_command(workload: Workload) -> str:
     """Return the command line that estimates a preset's workload; raises ValueError if flags cannot express it."""
     model = workload.model
     flags = {name: getattr(model, name) for name in MODEL_FLAGS}
-    if LlamaConfig(**preset(workload.name) | flags) != model:
+    if preset_config(workload.name, **flags) != model:
         raise ValueError(f"no flags of `ringformer estimate` turn {workload.name!r} into {model}; write a config file")
-    changed = {name: value for name, value in flags.items() if value != getattr(LlamaConfig, name)}
+    changed = {name: value for name, value in flags.items() if value != getattr(DecoderConfig, name)}
     options = {
         "model": workload.name,
         "target": workload.target.name,

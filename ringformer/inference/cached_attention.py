@@ -13,7 +13,7 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32
 
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.ops.ring_attention import ring_attention
 
 Travels = Literal["keys", "queries"]
@@ -23,7 +23,7 @@ ATTEND_TOKEN = "attend_token"
 """Name scope of a token's attention, which distinguishes it from the projections in a compiled program."""
 
 
-def cheaper_to_move(config: LlamaConfig, new: int, cached: int) -> Travels:
+def cheaper_to_move(config: DecoderConfig, new: int, cached: int) -> Travels:
     """Choose which arrays travel, by the smaller traffic: keys and values of the cached tokens, or queries and outputs
     of the new tokens."""
     return "keys" if new * config.num_heads >= 2 * config.num_kv_heads * (new + cached) else "queries"
@@ -38,13 +38,14 @@ def attend_token(
     cached_v: Float[Array, "B K S d"],
     valid: Bool[Array, "B S"],
     ring: str,
+    scale: float | None = None,
 ) -> Float32[Array, "B K G d"]:
     """Attend from one token per row to the cached keys of all ranks and to the token's own k and v. The token is the
     same on all ranks.
 
     Communicates one maximum and one sum, 4 B K G (d + 2) bytes in total, regardless of the length of the context.
     """
-    scale = q.shape[-1] ** -0.5
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def dot(spec, a, b):
         return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)

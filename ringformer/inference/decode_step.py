@@ -6,6 +6,8 @@ over fsdp and sp), the maximum and sum of the attention (over sp), and the parti
 It never moves a weight, nor anything that grows with the context.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,16 +19,18 @@ from ringformer.inference.cache import Cache, layer_of
 from ringformer.inference.cached_attention import attend_token
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import ALL, REST
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.decoder_layers import placements, width_norm
+from ringformer.models.layer_kinds import LayerKind, scan_periods
 from ringformer.models.rms_norm import rms_norm
-from ringformer.ops.tokenwise import rope
+from ringformer.ops.tokenwise.blockwise_feedforward import ACTIVATIONS
 
 NOT_FINITE = -1
 """Value that is returned instead of a token if the largest logit of a row is not finite."""
 
 
 def decode_hidden(
-    config: LlamaConfig,
+    config: DecoderConfig,
     weights: dict,
     cache: Cache,
     tokens: Int32[Array, " B"],
@@ -41,37 +45,52 @@ def decode_hidden(
     """
     c = config
     x = _embed(weights["embed"], tokens)
-    frequencies = rope.frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
-    rotation = rope.rotations(positions[:, None], frequencies, c.rope_scaling.amplitude)
-    valid = cache.positions[:, :slots] >= 0
-    if c.window:
-        valid &= cache.positions[:, :slots] > positions[:, None] - c.window
+    if c.embedding_scale is not None:
+        x *= jnp.asarray(c.embedding_scale, x.dtype)
+    placed, parts = placements(c, positions[:, None]), c.PARTS
+    norm = partial(rms_norm, eps=c.norm_eps, offset=parts.norm_offset)
+    filled = cache.positions[:, :slots] >= 0
+    valid = {0: filled}
+    for window in {kind.window for kind in c.layer_kinds} - {0}:
+        valid[window] = filled & (cache.positions[:, :slots] > positions[:, None] - window)
     tp = lax.axis_size("tp")
     sizes = [n * c.head_dim for n in (c.num_heads // tp, *[max(1, c.num_kv_heads // tp)] * 2)]
 
-    def layer(x, given):
+    def layer(kind: LayerKind, x, given):
         i, w = given
         attention, ffn = w["attention"], w["feedforward"]
         with jax.named_scope("attention"):
-            h = rms_norm(x, w["attention_norm"]["scale"], c.norm_eps)
+            h = x if parts.norms == "after" else norm(x, w["attention_norm"]["scale"])
             q, k, v = _projections(h, [attention[name] for name in ("wq", "wk", "wv")], sizes)
             q, k, v = (rearrange(y, "b (h d) -> b 1 h d", d=c.head_dim) for y in (q, k, v))
-            q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
+            if parts.bias:
+                q, k, v = (y + attention[name] for y, name in ((q, "bq"), (k, "bk"), (v, "bv")))
+            if parts.qk_norm == "head":
+                q, k = (norm(y, attention[name]) for y, name in ((q, "q_norm"), (k, "k_norm")))
+            elif parts.qk_norm == "width":
+                q, k = (width_norm(y, attention[n], c.norm_eps, "tp") for y, n in ((q, "q_norm"), (k, "k_norm")))
+            q, k = placed[c.ropes.index(kind.rope)](q, k)
             heads = rearrange(q, "b 1 (k g) d -> b k g d", k=k.shape[2])
             cached_k, cached_v = (layer_of(x, i, slots) for x in (cache.k, cache.v))
-            o = attend_token(heads, k[:, 0], v[:, 0], cached_k, cached_v, valid, "sp")
-            x = x + _reduced(rearrange(o, "b k g d -> b (k g d)").astype(x.dtype), attention["wo"])
+            mask = valid[kind.window]
+            o = attend_token(heads, k[:, 0], v[:, 0], cached_k, cached_v, mask, "sp", c.logit_scale)
+            y = _reduced(rearrange(o, "b k g d -> b (k g d)").astype(x.dtype), attention["wo"])
+            x = x + (y if parts.norms == "before" else norm(y, w["attention_output_norm"]["scale"]))
         with jax.named_scope("feed_forward"):
-            h = rms_norm(x, w["feedforward_norm"]["scale"], c.norm_eps)
+            h = x if parts.norms == "after" else norm(x, w["feedforward_norm"]["scale"])
             gate, up = h @ ffn["w_gate"], h @ ffn["w_up"]
-            x = x + _sum(jax.nn.silu(gate) * up, ffn["w_down"])
+            y = _sum(ACTIVATIONS[parts.activation](gate) * up, ffn["w_down"])
+            x = x + (y if parts.norms == "before" else norm(y, w["feedforward_output_norm"]["scale"]))
         return x, (k, v)
 
-    x, (k, v) = lax.scan(layer, x, (jnp.arange(c.num_layers), weights["layers"]))
-    return rms_norm(x, weights["norm"]["scale"], c.norm_eps), k, v
+    def run(kind: LayerKind, x, rows, _):
+        return lax.scan(partial(layer, kind), x, rows)
+
+    x, (k, v) = scan_periods(c.periods, run, x, (jnp.arange(c.num_layers), weights["layers"]))
+    return norm(x, weights["norm"]["scale"]), k, v
 
 
-def next_logits(config: LlamaConfig, weights: dict, x: Float[Array, "B D"]) -> Float32[Array, "B V"]:
+def next_logits(config: DecoderConfig, weights: dict, x: Float[Array, "B D"]) -> Float32[Array, "B V"]:
     """Compute the logits of the next token of each row, on every device, from normed hidden states."""
     tied = config.tie_embeddings
     head, spec = (weights["embed"], "bD,vD->bv") if tied else (weights["head"], "bD,Dv->bv")

@@ -17,7 +17,7 @@ from ringformer.inference.programs import TOKENS, Programs, as_global, checked_c
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session, check_room, check_tokens, padded
 from ringformer.inference.weight_shares import reshard, weight_shares
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.ops import layouts
 from ringformer.parallel.mesh import make_mesh, mesh_shape
 from ringformer.parallel.parameters import abstract_model, weight_shardings
@@ -44,7 +44,7 @@ class Generator:
     """
 
     def __init__(
-        self, config: LlamaConfig, params: Any, mesh: Mesh, *, max_length: int, prefill_chunk: int | None = None
+        self, config: DecoderConfig, params: Any, mesh: Mesh, *, max_length: int, prefill_chunk: int | None = None
     ):
         check_sizes(max_length, prefill_chunk)
         local_tokens = (prefill_chunk or max_length) // mesh.shape["sp"]
@@ -79,7 +79,7 @@ class Generator:
         """
         check_sizes(max_length, prefill_chunk)
         config = model_of(run)
-        if not isinstance(config, LlamaConfig):
+        if not isinstance(config, DecoderConfig):
             raise ValueError(f"{run} holds a {type(config).__name__}: inference is for LLaMA models")
         config = replace(config, kernel=kernel, kernel_check=kernel_check)  # type: ignore[arg-type]
         if compute_dtype is not None:

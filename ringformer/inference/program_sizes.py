@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from ringformer.inference.cached_attention import Travels, cheaper_to_move
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.ops.layouts import PARTS, Layout
 
 SIZES = 64
@@ -61,7 +61,7 @@ class ProgramSizes(NamedTuple):
         size = min(size, self.most)
         return size if size <= room else round_up(longest, self.granule)
 
-    def cached(self, config: LlamaConfig, tokens: int, top: int) -> tuple[int, Travels]:
+    def cached(self, config: DecoderConfig, tokens: int, top: int) -> tuple[int, Travels]:
         """Return the number of a rank's slots that a chunk of `tokens` attends to, and which arrays travel for it."""
         cached = min(round_up(top, tokens // self.ranks), self.capacity)
         travels = cheaper_to_move(config, tokens, top * self.ranks) if self.ranks > 1 else "queries"

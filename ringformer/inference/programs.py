@@ -27,11 +27,12 @@ from ringformer.inference.decode_step import decode_hidden, next_logits, row_key
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import weight_shares
+from ringformer.models.decoder import Decoder
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.decoder_layers import attention_options
 from ringformer.models.interface import Axes
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.llama import Llama
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
@@ -61,12 +62,12 @@ class Chunk(NamedTuple):
 CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"))
 
 
-def rank_devices_of(config: LlamaConfig, tp: int, sp: int) -> int:
+def rank_devices_of(config: DecoderConfig, tp: int, sp: int) -> int:
     """Return how many of the config's `ulysses` devices exchange heads on a mesh: as many as its sizes allow."""
     return math.gcd(config.ulysses, sp, config.num_heads // tp)
 
 
-def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tuple[LlamaConfig, str]:
+def inference_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tuple[DecoderConfig, str]:
     """Return the config for inference (ring attention on every mesh, no rematerialization, no offloading, heads
     exchanged among `rank_devices_of`), and a line that describes its kernel.
 
@@ -80,15 +81,15 @@ def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tupl
     device = mesh.devices.flat[0]
     chip, ranks, tp = chip_of(device.device_kind), mesh.shape["sp"] // ulysses, mesh.shape["tp"]
     model, line = with_kernel(config, device.platform, chip, local_tokens * ulysses, ring_size=ranks, tp=tp)
-    assert isinstance(model, LlamaConfig)
+    assert isinstance(model, DecoderConfig)
     return model, line
 
 
-def checked_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tuple[LlamaConfig, str]:
+def checked_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tuple[DecoderConfig, str]:
     """Return `inference_config` with a kernel that passed its check on these devices (`models/kernel_check.py`)."""
     model, line = inference_config(config, mesh, local_tokens)
     checked, line = check_kernel(model, line, config, mesh, local_tokens * model.ulysses, backward=False)
-    assert isinstance(checked, LlamaConfig)
+    assert isinstance(checked, DecoderConfig)
     return checked, line
 
 
@@ -106,7 +107,7 @@ def _compiled(lower: Callable) -> Callable:
 class Programs:
     """Programs of one model on one mesh, each compiled on first use."""
 
-    config: LlamaConfig
+    config: DecoderConfig
     mesh: Mesh
 
     def sizes(self, max_length: int, prefill_chunk: int | None = None) -> ProgramSizes:
@@ -181,12 +182,12 @@ class Programs:
         run = jax.shard_map(function, mesh=self.mesh, in_specs=_specs(arguments), out_specs=results)
         return jax.jit(run, **options).lower(*arguments)
 
-    def _model(self, weights) -> Llama:
+    def _model(self, weights) -> Decoder:
         return nnx.merge(abstract_model(self.config)[0], weights)
 
     @property
     def _sharding(self) -> dict[str, Any]:
-        """Arguments that tell methods of `Llama` how arrays are sharded."""
+        """Arguments that tell methods of `Decoder` how arrays are sharded."""
 
         def gather(name, weights):
             return jax.tree.map(lambda share, x: share.gather(x), self._shares[name], weights)
@@ -196,21 +197,20 @@ class Programs:
     def _prefill(self, weights, state: State, chunk: Chunk, *, cached: int, travels: Travels) -> State:
         """Run `prefill` on one device."""
         c, cache = self.config, state.cache
-        if c.window and cached:
+        if cached and (windows := {kind.window for kind in c.layer_kinds} - {0}):
             raise ValueError(
-                f"a model with window={c.window} reads all of its text at once: set prefill_chunk to the length of the "
-                "prompt, and do not add to a session"
+                f"a model with a window of {min(windows)} reads all of its text at once: set prefill_chunk to the "
+                "length of the prompt, and do not add to a session"
             )
-        options: dict[str, Any] = {"kernel": c.kernel, "q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
-        on_ring["window"] = c.window or None
 
-        def attend(layer, q, k, v):
+        def attend(kind, layer, q, k, v):
+            options = attention_options(c, kind, c.ulysses * q.shape[1])
             ring = partial(ring_attention, q, k, v, **on_ring, **options)
             if not cached:
                 return ring(), (k, v)
             ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
-            kernel = {"kernel": "xla" if c.kernel == "cudnn" else c.kernel}
+            kernel = {"kernel": "xla" if c.kernel == "cudnn" else c.kernel}  # the mask of empty slots is not causal
             valid = cache.positions[:, :cached] >= 0
             before = attend_cached(q, ours[0], ours[1], valid, travels, "sp", **options | kernel)
             return join(ring(return_lse=True), before).astype(q.dtype), (k, v)

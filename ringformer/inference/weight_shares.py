@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.parallel.gather_weight import GATHER
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.parallel.weight_sharding import TENSOR_PARALLEL, WeightSharding
@@ -36,7 +36,7 @@ class WeightShare:
     shape: tuple[int, ...]  # of a tp rank's part of one layer, for example [D, h, d]
     dim: int  # dimension of the matrix that is cut: 0, or 1 if D is its first dimension
     layers: int | None  # size of the leading dimension of stacked layers; None: not stacked
-    axes: tuple[str, ...]  # axes that cut the part; () for vectors
+    axes: tuple[str, ...]  # axes that cut the part; () for vectors and what only has heads, [H, d], which tp cuts
     shards: int  # number of shares over `axes`
     dtype: DTypeLike
 
@@ -58,23 +58,28 @@ class WeightShare:
         """Return the global array, the concatenation of all shares: each tp rank's part has its own padding."""
         stacked = () if self.layers is None else (self.layers,)
         shape = self.matrix(self.width * math.prod(mesh.shape[axis] for axis in ALL)) if self.axes else self.shape
+        if not self.axes and len(self.shape) > 1:
+            shape = (self.shape[0] * mesh.shape["tp"], *self.shape[1:])
         return jax.ShapeDtypeStruct((*stacked, *shape), self.dtype, sharding=NamedSharding(mesh, self.spec))
 
     @property
     def spec(self) -> P:
         """Mesh axes of each dimension of the global array."""
-        dims: list = [None] * (2 if self.axes else 1)
+        dims: list = [None] * (2 if self.axes else len(self.shape))
         if self.axes:
             dims[self.dim] = ALL
+        elif len(self.shape) > 1:
+            dims[0] = "tp"
         return P(*[None] * (self.layers is not None), *dims)
 
     def cut(self, whole: jax.Array) -> jax.Array:
         """Cut this device's share from its tp part of one layer's parameter (inside `shard_map`)."""
+        if whole.shape != self.shape:  # more key heads than this rank reads
+            dim = whole.ndim - 2
+            head = lax.axis_index("tp") * whole.shape[dim] // lax.axis_size("tp")
+            whole = lax.dynamic_slice_in_dim(whole, head, 1, axis=dim)
         if not self.axes:
             return whole
-        if whole.shape != self.shape:  # more key heads than this rank reads
-            head = lax.axis_index("tp") * whole.shape[1] // lax.axis_size("tp")
-            whole = lax.dynamic_slice_in_dim(whole, head, 1, axis=1)
         padding = [(0, 0), (0, 0)]
         padding[self.dim] = 0, self.width * self.shards - self.size
         padded = jnp.pad(whole.reshape(self.matrix(-1)), padding)
@@ -90,15 +95,15 @@ class WeightShare:
         return lax.slice_in_dim(padded, 0, self.size, axis=self.dim).reshape(self.shape)
 
 
-def weight_shares(config: LlamaConfig, mesh: Mesh | AbstractMesh) -> dict:
-    """Return a tree with a `WeightShare` for each parameter of a `Llama`. Matrices have the compute dtype."""
+def weight_shares(config: DecoderConfig, mesh: Mesh | AbstractMesh) -> dict:
+    """Return a tree with a `WeightShare` for each parameter of a `Decoder`. Matrices have the compute dtype."""
     tp, rest = mesh.shape["tp"], math.prod(mesh.shape[axis] for axis in REST)
 
     def share(letters: str, x: jax.ShapeDtypeStruct) -> WeightShare:
         layers = x.shape[0] if len(x.shape) > len(letters) else None
-        if len(letters) == 1:
-            return WeightShare(x.shape[-1:], 0, layers, (), 1, jnp.float32)
         part = tuple(max(1, config.sizes[i] // tp) if i in TENSOR_PARALLEL else config.sizes[i] for i in letters)
+        if not {"D", "V"} & set(letters) or len(letters) == 1:  # biases, and scales of norms
+            return WeightShare(part, 0, layers, (), 1, jnp.float32)
         axes, shards = (ALL, tp * rest) if "V" in letters else (REST, rest)
         dim = 1 if letters[0] == "D" else 0
         return WeightShare(part, dim, layers, axes, shards, jnp.dtype(config.compute_dtype))
@@ -111,13 +116,16 @@ def make_reshard(shard: WeightSharding, share: WeightShare, mesh: Mesh):
     """Return the jitted `reshard(parameter) -> shares`, which gathers one layer of the trainer's shards at a time."""
 
     def one(x: jax.Array) -> jax.Array:
-        return share.cut(shard.gather(x, share.dtype))
+        whole = shard.gather(x, share.dtype)
+        if not share.axes and shard.zero_axes:  # equal on all devices that gathered it
+            whole = lax.pmax(whole, shard.zero_axes)
+        return share.cut(whole)
 
     each = one if share.layers is None else partial(lax.map, one)
     return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(shard.spec,), out_specs=share.spec))
 
 
-def reshard(config: LlamaConfig, params: Any, mesh: Mesh) -> Any:
+def reshard(config: DecoderConfig, params: Any, mesh: Mesh) -> Any:
     """Return the shares of all parameters. Each matrix is deleted before the next one is resharded, so that only one
     matrix at a time is in memory twice."""
 

@@ -1,4 +1,4 @@
-"""FLOPs of LLaMA's matrix products, by two conventions: as counted for MFU, and as executed.
+"""FLOPs of a decoder's matrix products, by two conventions: as counted for MFU, and as executed.
 
 A weight takes 2 FLOPs per token in the forward and 4 in the backward, for the gradients of the activations and of the
 weight. A pair of a query and a key takes, for each of the d features of a head, 4 FLOPs in the forward (the logit, and
@@ -8,7 +8,9 @@ recomputes them in the backward, which takes 2 more.
 The input embedding takes no FLOPs, unless it is also the output head.
 """
 
-from ringformer.models.llama_config import LlamaConfig
+from collections.abc import Callable
+
+from ringformer.models.decoder_config import DecoderConfig
 
 WEIGHT_FORWARD, WEIGHT_BACKWARD = 2, 4
 """FLOPs per weight and token."""
@@ -17,7 +19,7 @@ PAIR_FORWARD, PAIR_BACKWARD, PAIR_LOGITS_AGAIN = 4, 8, 2
 """FLOPs per pair of a query and a key, for each head and each feature of the head."""
 
 
-def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = False) -> float:
+def model_flops_per_token(config: DecoderConfig, seq_len: int, *, causal: bool = False) -> float:
     """Training FLOPs per token by the convention of MFU, `6 N + 12 L H d T` (PaLM, appendix B).
 
     These are the FLOPs that the mathematics needs: recomputation does not count. Attention counts all pairs; with
@@ -25,18 +27,27 @@ def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = F
     the first queries lack.
     """
     weights = (WEIGHT_FORWARD + WEIGHT_BACKWARD) * working_params(config)
-    pairs = visible_keys(config, seq_len) if causal else min(config.window or seq_len, seq_len)
+    pairs = visible_keys(config, seq_len) if causal else _mean(config, lambda w: min(w or seq_len, seq_len))
     return float(weights + (PAIR_FORWARD + PAIR_BACKWARD) * _pair_features(config) * pairs)
 
 
-def visible_keys(config: LlamaConfig, seq_len: int) -> float:
-    """Return how many keys a query of one causal sequence sees on average: half of the sequence, or a window, which the
-    first queries do not fill."""
-    window = min(config.window or seq_len, seq_len)
+def visible_keys(config: DecoderConfig, seq_len: int) -> float:
+    """Return how many keys a query of one causal sequence sees on average, over queries and layers."""
+    return _mean(config, lambda window: keys_in_window(window, seq_len))
+
+
+def keys_in_window(window: int, seq_len: int) -> float:
+    """Return how many keys a query of one causal sequence sees on average: half of the sequence (window 0), or a
+    window, which the first queries do not fill."""
+    window = min(window or seq_len, seq_len)
     return window * (1 - window / (2 * seq_len))
 
 
-def forward_runs(config: LlamaConfig) -> tuple[int, int]:
+def _mean(config: DecoderConfig, of_window: Callable[[int], float]) -> float:
+    return sum(layers * of_window(window) for window, layers in config.windows.items()) / config.num_layers
+
+
+def forward_runs(config: DecoderConfig) -> tuple[int, int]:
     """Count how often a step runs the forward of a layer's weights, and how often that of its attention. Each runs
     once, plus once for each level of rematerialisation that does not keep its results."""
     levels = 1 + (config.remat_group > 1)
@@ -44,25 +55,29 @@ def forward_runs(config: LlamaConfig) -> tuple[int, int]:
     return 1 + levels - kept[0], 1 + levels - kept[1]
 
 
-def executed_flops(config: LlamaConfig, seq_len: int) -> float:
+def executed_flops(config: DecoderConfig, seq_len: int) -> float:
     """FLOPs that a step executes on one causal sequence: those of visible pairs, plus recomputation."""
     forwards, _ = forward_runs(config)
     weights = (WEIGHT_FORWARD * forwards + WEIGHT_BACKWARD) * working_params(config) * seq_len
     return weights + executed_attention_flops(config, seq_len)
 
 
-def executed_attention_flops(config: LlamaConfig, seq_len: int) -> float:
+def executed_attention_flops(config: DecoderConfig, seq_len: int) -> float:
     """Return the part of `executed_flops` that attention takes."""
     visible = _pair_features(config) * seq_len * visible_keys(config, seq_len)
-    _, forwards = forward_runs(config)
-    return (PAIR_FORWARD * forwards + PAIR_BACKWARD + PAIR_LOGITS_AGAIN) * visible
+    return executed_pair_flops(config) * visible
 
 
-def working_params(config: LlamaConfig) -> int:
+def executed_pair_flops(config: DecoderConfig) -> int:
+    """FLOPs that a step executes per visible pair of a query and a key, for each head and each feature of the head."""
+    return PAIR_FORWARD * forward_runs(config)[1] + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
+
+
+def working_params(config: DecoderConfig) -> int:
     """Number of parameters that multiply each token."""
     return config.num_params - config.vocab_size * config.hidden_size * (not config.tie_embeddings)
 
 
-def _pair_features(config: LlamaConfig) -> int:
+def _pair_features(config: DecoderConfig) -> int:
     """Return heads times features, summed over layers: the factor of the FLOPs of a pair of a query and a key."""
     return config.num_layers * config.num_heads * config.head_dim

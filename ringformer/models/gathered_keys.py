@@ -3,11 +3,11 @@
 from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.hardware import Chip, GiB
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 
 
 def check_gathered_keys(
-    model: LlamaConfig, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, chip: Chip | None
+    model: DecoderConfig, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, chip: Chip | None
 ) -> None:
     """Raise ValueError if the gathered keys of one layer and their float32 gradients alone exceed the chip's memory.
 
@@ -15,7 +15,7 @@ def check_gathered_keys(
       batch_size: sequences of a microbatch, each of `seq_len` tokens.
       chip: None if it is not known; then nothing is checked.
     """
-    if chip is None or 0 < model.window < seq_len:  # a window gathers nothing
+    if chip is None or not any(w == 0 or w >= seq_len for w in model.windows):  # a window gathers nothing
         return
     rows, tp = batch_size // (mesh.shape["dp"] * mesh.shape["fsdp"]), mesh.shape["tp"]
     each = 2 * (4 + (2 if model.compute_dtype == "bfloat16" else 4))  # keys and values, with their gradients

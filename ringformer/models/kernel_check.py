@@ -21,8 +21,8 @@ from einops import rearrange
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import ModelConfig
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops import kernels, online_softmax
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.head_exchange import key_copies
@@ -91,7 +91,7 @@ def check_kernel(
     Raises:
       ValueError: the check fails for a kernel that the config names; the message says how to go on.
     """
-    if not isinstance(model, LlamaConfig) or model.kernel in ("xla", "auto") or not model.kernel_check:
+    if not isinstance(model, DecoderConfig) or model.kernel in ("xla", "auto") or not model.kernel_check:
         return model, line
     if model.attention == "vanilla":  # uses no kernel
         return model, line
@@ -115,7 +115,7 @@ def check_kernel(
     )
 
 
-def make_trial(model: LlamaConfig, local_tokens: int, tp: int, packed: bool, backward: bool) -> Trial:
+def make_trial(model: DecoderConfig, local_tokens: int, tp: int, packed: bool, backward: bool) -> Trial:
     """Choose blocks that represent those of a model: they have its heads and chunks, and at least two chunks in each
     part."""
     chunks = max(model.q_chunk or 0, model.k_chunk or 0)
@@ -133,7 +133,7 @@ def make_trial(model: LlamaConfig, local_tokens: int, tp: int, packed: bool, bac
         model.k_chunk,
         packed,
         backward,
-        model.window,
+        0 if model.kernel == "cudnn" else model.window,  # XLA computes windows beside it
     )
 
 

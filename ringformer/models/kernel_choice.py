@@ -5,8 +5,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from ringformer.hardware import CHIPS, Chip
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import ModelConfig
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.kernels.block_kernels import (
     Kernel,
     check_both_ways,
@@ -57,10 +57,10 @@ def with_kernel(
     Raises:
       ValueError: the model names a kernel that cannot compute it on this device; the message names one that can.
     """
-    if not isinstance(model, LlamaConfig):
+    if not isinstance(model, DecoderConfig):
         return model, ""
     generation = next((name for name, each in CHIPS.items() if each is chip), "")
-    halves = model.held_key_heads(tp) if model.ring == "both_ways" and ring_size > 1 and not model.window else None
+    halves = model.held_key_heads(tp) if model.ring == "both_ways" and ring_size > 1 and 0 in model.windows else None
     kernel, why = _chosen(model, platform, generation, masks, halves)
     if model.kernel != "auto":
         hint = f"; auto would be {kernel}" if model.kernel == "xla" != kernel else ""
@@ -72,10 +72,14 @@ def with_kernel(
         (q_chunk, k_chunk), how = _chunks(model, generation, chip, most)
         model = replace(model, q_chunk=q_chunk, k_chunk=k_chunk)
         why += f"; chunks of {q_chunk} queries and {k_chunk} keys, {how}"
+    if kernel == "cudnn" and model.window:
+        why += f"; xla computes the {model.windows[model.window]} layers with a window"
     return model, f"kernel {kernel}: {why}"
 
 
-def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool, halves: int | None) -> tuple[Kernel, str]:
+def _chosen(
+    model: DecoderConfig, platform: str, generation: str, masks: bool, halves: int | None
+) -> tuple[Kernel, str]:
     """Resolve auto to a kernel, with the reason."""
     wanted: Kernel
     if platform == "tpu":
@@ -96,7 +100,7 @@ def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool, hal
     return wanted, f"the fastest on {generation}"
 
 
-def _largest_chunk(model: LlamaConfig, local_tokens: int, ring_size: int) -> int:
+def _largest_chunk(model: DecoderConfig, local_tokens: int, ring_size: int) -> int:
     """Return the most tokens of a chunk.
 
     A query needs half of the sequence on average, and the diagonal of its own block wastes half a chunk. So chunks of
@@ -104,12 +108,12 @@ def _largest_chunk(model: LlamaConfig, local_tokens: int, ring_size: int) -> int
     a chunk per query, so its chunks are a quarter of it.
     """
     most = min(local_tokens // PARTS[model.layout], ring_size * local_tokens // 8)
-    if model.window:
+    if 0 not in model.windows:
         most = min(most, model.window // 4)
     return max(512, most // LANES * LANES)
 
 
-def _chunks(model: LlamaConfig, generation: str, chip: Chip | None, most: int) -> tuple[tuple[int, int], str]:
+def _chunks(model: DecoderConfig, generation: str, chip: Chip | None, most: int) -> tuple[tuple[int, int], str]:
     """Choose the tokens of chunks of queries and of keys, and name their source. Chunks that are too large for the
     chip's VMEM are halved. Chunks of queries come first, because their arrays grow with the number of heads that share
     a key head."""
@@ -122,7 +126,7 @@ def _chunks(model: LlamaConfig, generation: str, chip: Chip | None, most: int) -
     return (q_chunk, k_chunk), f"tuned for {generation}" if tuned else "not tuned"
 
 
-def _fits(model: LlamaConfig, chip: Chip | None, q_chunk: int, k_chunk: int) -> bool:
+def _fits(model: DecoderConfig, chip: Chip | None, q_chunk: int, k_chunk: int) -> bool:
     heads, dtype = model.num_heads // model.num_kv_heads, jnp.dtype(model.compute_dtype)
     return vmem_bytes(heads, model.head_dim, (q_chunk, k_chunk), dtype) <= _vmem(chip)
 
@@ -132,7 +136,7 @@ def _vmem(chip: Chip | None) -> int:
 
 
 def _check(
-    model: LlamaConfig, kernel: Kernel, platform: str, masks: bool, chip: Chip | None, halves: int | None
+    model: DecoderConfig, kernel: Kernel, platform: str, masks: bool, chip: Chip | None, halves: int | None
 ) -> None:
     """Raise ValueError if a kernel cannot compute the model. `halves`: key heads of which half travel each way; None:
     none do."""
@@ -140,7 +144,8 @@ def _check(
     cores = chip.multiprocessors if chip else None
     check_head_size(kernel, model.head_dim, cores.compute_capability if cores else None)
     check_masks(kernel, "ascending" if masks else None, model.layout)
-    check_logits(kernel, model.window or None, None)
+    if 0 not in model.windows:  # else XLA computes the layers with a window
+        check_logits(kernel, model.window, None)
     if halves is not None:
         check_both_ways(kernel, halves)
     if kernel == "pallas" and not _fits(model, chip, FEWEST, FEWEST):

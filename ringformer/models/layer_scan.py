@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.layer_kinds import LayerKind, scan_periods
 from ringformer.models.offloaded_scan import offloaded_scan
 from ringformer.ops.ring_passes import SAVED_OUTPUT, SAVED_SOFTMAX
 
@@ -22,23 +23,39 @@ REMAT = {
 and l, so that the ring runs forward only once; its input and the matmul outputs; everything."""
 
 
-def scan_layers(layer: Callable, c: LlamaConfig, x: jax.Array, layers: Any, shared: Any) -> tuple[jax.Array, Any]:
-    """Scan `x, kept = layer(x, weights, shared)` over the rows of `layers`; return the last x and the stacked `kept`,
-    None if layers are grouped or offloaded.
+def scan_layers(layer: Callable, c: DecoderConfig, x: jax.Array, layers: Any, shared: Any) -> tuple[jax.Array, Any]:
+    """Scan `x, kept = layer(kind, x, weights, shared)` over the rows of `layers`; return the last x and the stacked
+    `kept`, None if layers are grouped or offloaded.
 
     Args:
-      c: its remat, remat_group, offload and fetch_ahead decide which arrays are kept for the backward, and where.
+      c: its remat, remat_group, offload and fetch_ahead decide which arrays are kept for the backward, and where. If
+        periods of layers repeat, arrays are offloaded by the period.
       layers: arrays with a leading dimension for the layers.
       shared: arrays for all layers, which get no gradient.
     """
-    g, kept, offload = c.remat_group, None, partial(offloaded_scan, ahead=c.fetch_ahead) if c.offload else None
-    grouped = c.num_layers // g * g if g > 1 else 0
+    offload = partial(offloaded_scan, ahead=c.fetch_ahead) if c.offload else None
+
+    def run(kind: LayerKind, x, rows, repeated: bool):
+        return _run(partial(layer, kind), c, None if repeated else offload, x, rows, shared)
+
+    def scan(of_period: Callable, x, rows):
+        if offload is None:
+            return lax.scan(of_period, x, rows)
+        return offload(lambda x, rows, _: of_period(x, rows)[0], x, rows, shared), None
+
+    return scan_periods(c.periods, run, x, layers, scan)
+
+
+def _run(layer: Callable, c: DecoderConfig, offload: Callable | None, x, layers, shared):
+    """Scan over equal layers, of which groups of `remat_group` are recomputed together."""
+    g, kept, count = c.remat_group, None, len(jax.tree.leaves(layers)[0])
+    grouped = count // g * g if g > 1 else 0
     if grouped:
         groups = jax.tree.map(lambda w: w[:grouped].reshape(-1, g, *w.shape[1:]), layers)
         x, _ = _scan(partial(_scan, layer, c.remat, None), "full", offload, x, groups, shared)
-    if grouped < c.num_layers:
+    if grouped < count:
         x, kept = _scan(layer, c.remat, offload, x, jax.tree.map(lambda w: w[grouped:], layers), shared)
-    return x, kept
+    return x, None if grouped else kept
 
 
 def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shared):

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
+from ringformer.models.decoder import Decoder
+from ringformer.models.families import gemma3, llama, ministral3, mistral, olmo3, qwen2, qwen3, seed_oss, smollm3
+from ringformer.models.families.huggingface import HuggingFace
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.interface import ModelConfig
-from ringformer.models.llama import Llama
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import PRESETS
 
 
 class Family(NamedTuple):
@@ -27,9 +27,24 @@ class Family(NamedTuple):
     tensor_parallel: bool = False
     """True if the model gathers tokens over the axis tp where it needs them. If False, meshes with tp > 1 are
     refused."""
+    hugging_face: HuggingFace | None = None
+    """Translation of Hugging Face's config.json; None: the family cannot be converted."""
 
 
-FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS, model_flops_per_token, tensor_parallel=True)}
+FAMILIES = {
+    name: Family(config, Decoder, module.PRESETS, model_flops_per_token, True, module.HUGGING_FACE)
+    for name, config, module in (
+        ("llama", llama.LlamaConfig, llama),
+        ("mistral", mistral.MistralConfig, mistral),
+        ("qwen2", qwen2.Qwen2Config, qwen2),
+        ("qwen3", qwen3.Qwen3Config, qwen3),
+        ("seed_oss", seed_oss.SeedOssConfig, seed_oss),
+        ("ministral3", ministral3.Ministral3Config, ministral3),
+        ("smollm3", smollm3.SmolLM3Config, smollm3),
+        ("olmo3", olmo3.Olmo3Config, olmo3),
+        ("gemma3", gemma3.Gemma3Config, gemma3),
+    )
+}
 ASKED = {
     "config": (
         "ARCHITECTURE",
@@ -70,25 +85,38 @@ def family_of(preset: str) -> Family:
     raise ValueError(f"unknown model {preset!r}; known models: {', '.join(presets)}")
 
 
+def hugging_face_of(config: type) -> HuggingFace | None:
+    """Return the translation of a class of configurations, or of the one that it derives from; None if there is
+    none."""
+    tables = {family.config: family.hugging_face for family in FAMILIES.values() if family.hugging_face}
+    return next((tables[cls] for cls in config.__mro__ if cls in tables), None)
+
+
+def preset_config(preset: str, **changes: Any) -> Any:
+    """Return the configuration of a preset with some of its fields changed. Raises ValueError listing the presets."""
+    family = family_of(preset)
+    return family.config(**{**family.presets[preset], **changes})
+
+
 def registered_by(config: ModelConfig) -> dict[str, str]:
-    """Return the name of a configuration's family and the file of its model, or nothing for families of ringformer.
-    Raises ValueError if no family has the configuration."""
-    family = _family(type(config))
+    """Return the name of a configuration's family, and the file of its model unless it is one of ringformer's; nothing
+    for LLaMA. Raises ValueError if no family has the configuration."""
+    family = family_with(type(config))
     name = next(name for name, each in FAMILIES.items() if each is family)
     module = family.model.__module__
     if module.startswith("ringformer."):
-        return {}
+        return {} if name == "llama" else {"family": name}
     return {"family": name, "family_file": str(Path(sys.modules[module].__file__ or "").resolve())}
 
 
 def build(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Build the model of a configuration, with parameters drawn from `rngs`. Raises ValueError if no family has it."""
-    return _family(type(config)).model(config, rngs=rngs)
+    return family_with(type(config)).model(config, rngs=rngs)
 
 
 def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
     """Raise ValueError if the model cannot be computed on the mesh."""
-    if mesh.shape["tp"] > 1 and not _family(type(config)).tensor_parallel:
+    if mesh.shape["tp"] > 1 and not family_with(type(config)).tensor_parallel:
         raise ValueError(
             f"{type(config).__name__} does not support tensor parallelism: the mesh has tp={mesh.shape['tp']}, use 1"
         )
@@ -97,11 +125,11 @@ def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> float | None:
     """Training FLOPs per token at a sequence length; None if the family has no closed form."""
-    closed_form = _family(type(config)).flops_per_token
+    closed_form = family_with(type(config)).flops_per_token
     return closed_form(config, seq_len) if closed_form else None
 
 
-def _family(config: type) -> Family:
+def family_with(config: type) -> Family:
     """Return the family of a class of configurations."""
     for family in FAMILIES.values():
         if family.config is config:

@@ -9,16 +9,18 @@ from jaxtyping import Array, Float
 class RMSNorm(nnx.Module):
     """Module of `rms_norm` with a learned scale."""
 
-    def __init__(self, features: int, eps: float):
-        self.eps = eps
-        self.scale = nnx.Param(jnp.ones(features, jnp.float32), letters="D")
+    def __init__(self, features: int, eps: float, offset: float = 0.0):
+        self.eps, self.offset = eps, offset
+        self.scale = nnx.Param(jnp.full(features, 1 - offset, jnp.float32), letters="D")
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return rms_norm(x, self.scale[...], self.eps)
+        return rms_norm(x, self.scale[...], self.eps, self.offset)
 
 
-def rms_norm(x: Float[Array, "*rows D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
-    """Divide x by the root of its mean square and multiply by the scale, in float32; return x's dtype."""
+def rms_norm(
+    x: Float[Array, "*rows D"], scale: Float[Array, " D"], eps: float, offset: float = 0.0
+) -> Float[Array, "*rows D"]:
+    """Divide x by the root of its mean square and multiply by `offset` plus the scale, in float32; return x's dtype."""
     wide = x.astype(jnp.float32)
     wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype)
+    return (wide * (scale if offset == 0 else offset + scale)).astype(x.dtype)

@@ -23,10 +23,9 @@ from ringformer.estimate.search.memory_settings import compile_first_accepted, l
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.kernel_choice import USUAL
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
 from ringformer.ops.kernels.block_kernels import Kernel, check_kernel
 from ringformer.ops.work_list import default_chunk
 from ringformer.paper.attempts import compilable, read_runs, stamp, write_results

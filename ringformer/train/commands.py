@@ -109,7 +109,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
 def _config_keys() -> str:
     """Describe the keys of a config with their defaults; the keys of the model are LLaMA's."""
     from ringformer.cli.dataclass_flags import describe_fields
-    from ringformer.models.llama_config import LlamaConfig
+    from ringformer.models.decoder_config import DecoderConfig
     from ringformer.ops.tokenwise.rope import RopeScaling
     from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
@@ -117,7 +117,7 @@ def _config_keys() -> str:
         "": Config,
         "optimizer.": OptimizerConfig,
         "data.": DataConfig,
-        "model.": LlamaConfig,
+        "model.": DecoderConfig,
         "model.rope_scaling.": RopeScaling,
     }
     nested = ("model", "data", "optimizer", "rope_scaling")

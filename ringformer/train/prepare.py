@@ -15,10 +15,10 @@ from ringformer.data.loader import Parts
 from ringformer.data.packing.options import PackingOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.hardware import chip_of
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.registry import check_mesh
 from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
@@ -85,10 +85,10 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     ranks = mesh.shape["sp"] // of_rank
     device, rank_tokens = mesh.devices.flat[0], config.seq_len // ranks
     chip = chip_of(device.device_kind)
-    if isinstance(config.model, LlamaConfig) and config.model.ring == "gathered":
+    if isinstance(config.model, DecoderConfig) and config.model.ring == "gathered":
         check_gathered_keys(config.model, mesh, config.seq_len, config.batch_size // config.accumulate, chip)
     data = config.data
-    if data.buckets and ranks > 1 and not isinstance(config.model, LlamaConfig):
+    if data.buckets and ranks > 1 and not isinstance(config.model, DecoderConfig):
         raise ValueError(
             f"data.buckets={data.buckets} cuts the ring of sp={mesh.shape['sp']} into smaller ones, which "
             f"{type(config.model).__name__} does not know: set data.buckets=0, or sp=1"

@@ -117,7 +117,8 @@ class StepReports:
     def _announce(self, run: Run, folder: RunFolder) -> None:
         """Describe the run, and warn of suspicious data."""
         config, mesh, model, start = run.config, run.program.mesh, run.program.model, self._start
-        chunk = getattr(model, "q_chunk", None)
+        chunks = getattr(model, "q_chunk", None), getattr(model, "k_chunk", None)
+        gathered = getattr(model, "ring", "") == "gathered"
         shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
         changed = context_changes(config) if start == 0 and config.init_from else []
         lengths, passes = run.train_data.document_lengths(), run.train_data.passes(config.steps)
@@ -132,7 +133,7 @@ class StepReports:
             *map(str, lengths),
             *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
             *([run.train_data.describe_buckets()] if config.data.buckets else ()),
-            *filter(None, [] if getattr(model, "window", 0) else [run.train_data.describe_balance(chunk)]),
+            *filter(None, [] if getattr(model, "window", 0) else [run.train_data.describe_balance(chunks, gathered)]),
             *(f"warning: {warning}" for warning in (too_short(lengths), too_often(passes)) if warning),
         ]
         for line in lines:

@@ -10,8 +10,7 @@ from ringformer.cli import main
 from ringformer.convert import from_hf
 from ringformer.convert.hf_config import from_hf_config, to_hf_config
 from ringformer.inference.generator import load_model
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import PRESETS, preset
+from ringformer.models.families.llama import PRESETS, LlamaConfig, preset
 from ringformer.ops.tokenwise.rope import RopeScaling
 from tests.convert.models import save_model
 
@@ -46,7 +45,7 @@ def test_a_config_of_transformers_4():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(architectures=["MistralForCausalLM"]), "the model is a MistralForCausalLM: only LlamaForCausalLM"),
+        (dict(architectures=["MixtralForCausalLM"]), "the model is a MixtralForCausalLM: only LlamaForCausalLM"),
         (dict(model_type="mistral"), "model_type='mistral'"),
         (dict(attention_bias=True), "attention_bias=True"),
         (dict(mlp_bias=True), "mlp_bias=True"),

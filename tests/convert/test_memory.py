@@ -10,7 +10,7 @@ import pytest
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import write_tensors
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 
 CONFIG = LlamaConfig(
     vocab_size=16384, hidden_size=1024, intermediate_size=4096, num_layers=7, num_heads=16, num_kv_heads=16, head_dim=64

@@ -8,8 +8,7 @@ from ringformer.estimate.block_costs import CYCLES_OF_A_PAIR, block_seconds
 from ringformer.estimate.closed_forms import attention_seconds
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 
 
 def step(target, ulysses=1, batch=1, **chunks):

@@ -9,9 +9,8 @@ from ringformer.estimate.search.memory_settings import possible_settings
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.flops import executed_attention_flops
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import PARTS, VISIBLE
 from ringformer.ops.work_list import cut_axis, visible_pairs
 
@@ -73,7 +72,7 @@ def test_attention_within_a_window_is_a_fiftieth_of_that_to_512k():
     full, windowed = (
         Workload(replace(model, window=window), target, "1,1,1,8", 2**19).with_kernel()[0] for window in (0, 4096)
     )
-    assert windowed.model.q_chunk == 1024 and windowed.hops == 1
+    assert windowed.model.q_chunk == 1024 and windowed.hops(4096) == 1
     for name, seconds in attention_seconds(full).items():
         assert seconds / attention_seconds(windowed)[name] >= 50
     needed = [executed_attention_flops(w.model, 2**19) for w in (full, windowed)]

@@ -11,7 +11,7 @@ from ringformer.estimate.seconds.link_loads import QUEUED
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from tests.hlo import on_tpu
 
 H, D, LOCAL, LAYERS = 8, 128, 1024, 2

@@ -11,8 +11,7 @@ from ringformer.estimate.link_rates import exchange_rate, hop_rate, keys_rate, w
 from ringformer.estimate.seconds.link_loads import Network, gather_rate, link_seconds
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.parallel.device_order import order_devices
 
 TPUS = ("v5p:4x4x4", "v5e:4x4", "v5e:4x8", "v6e:8x8")

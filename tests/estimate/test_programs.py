@@ -21,8 +21,8 @@ from ringformer.estimate.seconds.transfers import FROM_HOST
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.models.flops import model_flops_per_token
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.parallel.mesh import make_mesh
 from tests.hlo import on_cuda, on_tpu
 

@@ -8,8 +8,7 @@ import pytest
 
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.paper.max_context import cells
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 USES = {
     "JAX first, then an op": "import jax; from ringformer import ring_attention; print(jax.devices()[0].platform)",
-    "ringformer first": "from ringformer import Llama; import jax; print(jax.default_backend())",
+    "ringformer first": "from ringformer import Decoder; import jax; print(jax.default_backend())",
     "a mesh": "from ringformer.parallel.mesh import make_mesh; print(make_mesh('1,1,1,1').devices.item().platform)",
     "a checkpoint": "from ringformer.checkpoints.sharded_arrays import checkpoint_handler as h; h(); print('cpu')",
 }

@@ -11,7 +11,7 @@ import torch
 from ringformer.inference.generator import Generator
 from ringformer.inference.programs import as_global
 from ringformer.inference.session import Session
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import weight_shardings
 from ringformer.train.state import make_init

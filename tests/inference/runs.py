@@ -9,8 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from ringformer.data import load_tokenizer, save_tokenizer
 from ringformer.files.run_layout import CARRIED
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse
 from tests.data.chat_samples import CORPUS

@@ -5,7 +5,7 @@ import pytest
 
 from ringformer.inference.cache import Slots
 from ringformer.inference.cached_attention import cheaper_to_move
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.ops.layouts import VISIBLE, permutation
 
 

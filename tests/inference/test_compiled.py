@@ -13,7 +13,7 @@ from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.estimate.targets import find_target
 from ringformer.inference.programs import Programs, inference_config
 from ringformer.inference.sampling import Kind
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.parallel.mesh import make_mesh
 from tests.hlo import executed_collectives, on_tpu
 

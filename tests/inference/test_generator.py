@@ -50,7 +50,7 @@ def test_greedy_tokens_in_a_window(mesh_dim):
     assert written == [greedy(config, PROMPT * 3, 20)] != [greedy(CONFIG, PROMPT * 3, 20)]
     session = generator(config, mesh_dim).session(1)
     session.append([PROMPT])
-    with pytest.raises(ValueError, match="a model with window=7 reads all of its text at once"):
+    with pytest.raises(ValueError, match="a model with a window of 7 reads all of its text at once"):
         session.append([PROMPT])
 
 

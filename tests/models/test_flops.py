@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from ringformer.estimate.compiler.program_text import Program
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.flops import executed_attention_flops, executed_flops, model_flops_per_token, working_params
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
 
 MODEL = LlamaConfig(**preset("llama_7b"), remat="none")
 

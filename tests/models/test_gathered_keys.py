@@ -4,9 +4,8 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from ringformer.hardware import CHIPS
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.gathered_keys import check_gathered_keys
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
 from ringformer.parallel.mesh import AXIS_NAMES
 
 

@@ -8,9 +8,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from ringformer.models import kernel_check
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.kernel_check import Trial, check_kernel, find_fault, make_trial
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
 from ringformer.ops.kernels import cudnn_calls, cudnn_documents
 from ringformer.parallel.mesh import make_mesh
 from tests.ops.kernels.cudnn_emulation import emulated

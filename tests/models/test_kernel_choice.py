@@ -9,9 +9,8 @@ import pytest
 
 from ringformer.hardware import CHIPS
 from ringformer.models import kernel_choice
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
 
 AUTO = LlamaConfig(**preset("llama_7b") | {"kernel": "auto"})
 LONG = 2**15

@@ -12,11 +12,11 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
+from ringformer.models.config_checks import ATTENTION
+from ringformer.models.decoder import Decoder
+from ringformer.models.families.llama import PRESETS, LlamaConfig, preset
 from ringformer.models.interface import Axes
 from ringformer.models.layer_scan import REMAT
-from ringformer.models.llama import Llama
-from ringformer.models.llama_config import ATTENTION, LlamaConfig
-from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops import layouts
 from ringformer.ops.tokenwise.rope import RopeScaling
 from tests.helpers import relative_error
@@ -55,7 +55,7 @@ def batch(B=2, T=56, edge=23):
 
 
 def loss_and_gradients(config):
-    definition, state = nnx.split(Llama(config, rngs=nnx.Rngs(3)))
+    definition, state = nnx.split(Decoder(config, rngs=nnx.Rngs(3)))
     return jax.jit(jax.value_and_grad(lambda s: nnx.merge(definition, s).loss(batch())))(state)
 
 
@@ -107,7 +107,7 @@ def test_bfloat16_compute_keeps_float32_weights(oracle):
 
 def test_logits_of_a_bfloat16_model_are_float32():
     """What a sampler or an evaluation sees is the product of hidden states and head, not rounded to bfloat16."""
-    model, b = Llama(dataclasses.replace(CONFIG, compute_dtype="bfloat16"), rngs=nnx.Rngs(0)), batch()
+    model, b = Decoder(dataclasses.replace(CONFIG, compute_dtype="bfloat16"), rngs=nnx.Rngs(0)), batch()
     logits, x = (f(b.tokens, b.positions, b.segment_ids) for f in (model, model.hidden))
     x, head = (np.asarray(a.astype(jnp.bfloat16)).astype(np.float64) for a in (x, model.head[...]))
     assert logits.dtype == jnp.float32 and relative_error(logits, x @ head) < 1e-6
@@ -116,7 +116,7 @@ def test_logits_of_a_bfloat16_model_are_float32():
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_a_document_does_not_see_its_packed_neighbour(attention):
     """Changing document 1 leaves the logits of document 2 bitwise the same, and its own change."""
-    model = Llama(dataclasses.replace(CONFIG, attention=attention), rngs=nnx.Rngs(0))
+    model = Decoder(dataclasses.replace(CONFIG, attention=attention), rngs=nnx.Rngs(0))
     b = batch(edge=23)
     changed = b.tokens.at[:, :23].set((b.tokens[:, :23] + 1) % CONFIG.vocab_size)
     before, after = (np.asarray(model(t, b.positions, b.segment_ids)) for t in (b.tokens, changed))
@@ -125,7 +125,7 @@ def test_a_document_does_not_see_its_packed_neighbour(attention):
 
 
 def test_a_packed_document_is_computed_as_if_alone():
-    model = Llama(dataclasses.replace(CONFIG, attention="ring"), rngs=nnx.Rngs(0))
+    model = Decoder(dataclasses.replace(CONFIG, attention="ring"), rngs=nnx.Rngs(0))
     b = batch(edge=23)
     packed = model(b.tokens, b.positions, b.segment_ids)
     assert relative_error(model(b.tokens[:, 23:]), packed[:, 23:]) < 1e-5
@@ -138,7 +138,7 @@ def test_positions_default_to_the_places_in_the_sequence(layout, tp):
     """On a ring of two, the stream sharded over tp as well, logits without positions are those of one device."""
     n, T = 2, 16
     config = dataclasses.replace(CONFIG, attention="ring", layout=layout, num_layers=1)
-    model = Llama(config, rngs=nnx.Rngs(0))
+    model = Decoder(config, rngs=nnx.Rngs(0))
     definition, state = nnx.split(model)
     over_tp = jax.tree.map(
         lambda p: P(*(["tp" if x in "HKF" else None for x in ("L" * (p.ndim - len(p.letters))) + p.letters])),
@@ -156,7 +156,7 @@ def test_positions_default_to_the_places_in_the_sequence(layout, tp):
 
 
 def test_loss_is_the_log_likelihood_of_the_logits():
-    model, b = Llama(CONFIG, rngs=nnx.Rngs(0)), batch()
+    model, b = Decoder(CONFIG, rngs=nnx.Rngs(0)), batch()
     log_p = jax.nn.log_softmax(model(b.tokens, b.positions, b.segment_ids))
     picked = np.take_along_axis(np.asarray(log_p), np.asarray(b.targets)[..., None], axis=-1)[..., 0]
     assert relative_error(model.loss(b), -(picked * np.asarray(b.mask)).sum()) < 1e-6
@@ -164,7 +164,7 @@ def test_loss_is_the_log_likelihood_of_the_logits():
 
 def test_tied_embeddings_have_one_table():
     config = dataclasses.replace(CONFIG, tie_embeddings=True)
-    model = Llama(config, rngs=nnx.Rngs(0))
+    model = Decoder(config, rngs=nnx.Rngs(0))
     assert not hasattr(model, "head")
     gradient = jax.grad(lambda m: m.loss(batch()))(model).embed[...]
     assert np.isfinite(gradient).all() and gradient.any()
@@ -189,7 +189,7 @@ def test_presets(name):
     config = LlamaConfig(**preset(name))
     if name in PARAMETERS:
         assert config.num_params == pytest.approx(PARAMETERS[name], rel=2e-4)
-    shapes = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
+    shapes = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     assert config.num_params == sum(x.size for x in jax.tree.leaves(nnx.state(shapes)))
 
 
@@ -210,11 +210,11 @@ def test_a_config_is_the_same_from_its_own_dictionary():
 def test_logits_follow_the_scaling():
     """Linear by 2: position 2p is seen where p was; YaRN's amplitude changes even the first token's neighbours."""
     b = batch(edge=100)
-    model = Llama(CONFIG, rngs=nnx.Rngs(0))
-    halved = Llama(dataclasses.replace(CONFIG, rope_scaling=RopeScaling("linear", 2.0)), rngs=nnx.Rngs(0))
+    model = Decoder(CONFIG, rngs=nnx.Rngs(0))
+    halved = Decoder(dataclasses.replace(CONFIG, rope_scaling=RopeScaling("linear", 2.0)), rngs=nnx.Rngs(0))
     assert relative_error(halved(b.tokens, 2 * b.positions), model(b.tokens, b.positions)) < 1e-5
     louder = RopeScaling("yarn", 1.0, original_max_position=64, attention_factor=2.0)
-    louder = Llama(dataclasses.replace(CONFIG, rope_scaling=louder), rngs=nnx.Rngs(0))
+    louder = Decoder(dataclasses.replace(CONFIG, rope_scaling=louder), rngs=nnx.Rngs(0))
     assert relative_error(louder(b.tokens), model(b.tokens)) > 1e-2
 
 

@@ -3,8 +3,7 @@
 import pytest
 from jax.sharding import AbstractMesh
 
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import PRESETS
+from ringformer.models.families.llama import PRESETS, LlamaConfig
 from ringformer.parallel.mesh import AXIS_NAMES
 
 

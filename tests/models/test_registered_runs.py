@@ -10,8 +10,8 @@ from ringformer.models import registry
 CONFIG = """
 from dataclasses import dataclass
 from pathlib import Path
-from ringformer.models.llama import Llama
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder import Decoder
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.models.registry import Family, register
 from ringformer.runs.config import base_config
 
@@ -19,7 +19,7 @@ from ringformer.runs.config import base_config
 class MyConfig(LlamaConfig):
     pass
 
-class MyLlama(Llama):
+class MyLlama(Decoder):
     pass
 
 Path(__file__).with_name("executed").touch()

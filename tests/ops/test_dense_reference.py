@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringformer.ops.dense_reference import dense_attention
-from ringformer.ops.tokenwise.blockwise_feedforward import swiglu
+from ringformer.ops.tokenwise.blockwise_feedforward import gated
 from tests.helpers import assert_close, normal, values_and_gradients
 
 B, T, H, K, d = 2, 6, 4, 2, 3
@@ -94,4 +94,4 @@ def test_feedforward_equals_loops():
         for f in range(5):
             g = float(x[b, t].astype(np.float64) @ gate[:, f])
             expected[b, t] += g / (1 + np.exp(-g)) * (x[b, t].astype(np.float64) @ up[:, f]) * down[f]
-    assert_close({"y": swiglu(jax.tree.map(jnp.asarray, (gate, up, down)), jnp.asarray(x))}, {"y": expected}, 1e-6)
+    assert_close({"y": gated(jax.tree.map(jnp.asarray, (gate, up, down)), jnp.asarray(x))}, {"y": expected}, 1e-6)

@@ -10,7 +10,7 @@ import pytest
 from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.ops.sharded_ring_attention import sharded_ring_attention
-from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward, swiglu
+from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward, gated
 from ringformer.ops.tokenwise.cross_entropy import cross_entropy
 from ringformer.ops.tokenwise.embedding import embed
 from tests.helpers import assert_close, normal, ring_mesh
@@ -83,7 +83,7 @@ OPS = {
         normal(0, 1, T, T),
     ),
     "embed": (lambda table: embed(table, jnp.zeros((1, T), jnp.int32)), normal(0, 5, 3)),
-    "blockwise_feedforward": (lambda x: blockwise_feedforward(swiglu, (x[0], x[0], x[0]), x, 4), normal(0, 1, T, T)),
+    "blockwise_feedforward": (lambda x: blockwise_feedforward(gated, (x[0], x[0], x[0]), x, 4), normal(0, 1, T, T)),
 }
 
 

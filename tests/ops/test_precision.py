@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.models.rms_norm import rms_norm
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.ops.tokenwise import rope
-from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward, swiglu
+from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward, gated
 from ringformer.ops.tokenwise.cross_entropy import cross_entropy
 from ringformer.ops.tokenwise.embedding import embed
 from ringformer.parallel.gather_weight import gather_weight
@@ -199,7 +199,7 @@ def test_feedforward(chunk):
     F = 96
     x, dy = rounded(normal(0, B, T, D)), rounded(1 + normal(1, B, T, D))
     weights = tuple(rounded(normal(2 + i, *shape) / 8) for i, shape in enumerate(((D, F), (D, F), (F, D))))
-    y, dweights, dx = gradients(lambda w, x: blockwise_feedforward(swiglu, w, x, chunk), weights, x, dy=dy)
+    y, dweights, dx = gradients(lambda w, x: blockwise_feedforward(gated, w, x, chunk), weights, x, dy=dy)
     found = dict(zip(("y", "dx", "dgate", "dup", "ddown"), (y, dx, *dweights), strict=True))
     assert all(array.dtype == jnp.bfloat16 for array in found.values())
     x, dy, gate, up, down = wide(x, dy, *weights)

@@ -10,7 +10,7 @@ from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from tests.hlo import on_cuda, on_tpu
 
 WEIGHTS = "weights gathered", "gradients reduced"

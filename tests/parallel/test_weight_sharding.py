@@ -6,8 +6,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh
 
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import PRESETS
+from ringformer.models.families.llama import PRESETS, LlamaConfig
 from ringformer.parallel.mesh import AXIS_NAMES
 from ringformer.parallel.parameters import weight_shardings
 from ringformer.parallel.weight_sharding import shard_weight

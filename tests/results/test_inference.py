@@ -8,7 +8,7 @@ import pytest
 from benchmarks.inference_contexts import AT_A_MILLION, LONGEST, MARKS, write_tables
 from ringformer.estimate.inference.workload import DECODE, PREFILL
 from ringformer.estimate.targets import find_target
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import preset
 
 ROOT = Path(__file__).parents[2]
 RESULTS = json.loads((ROOT / "results" / "inference.json").read_text())

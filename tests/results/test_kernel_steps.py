@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernel_steps import STEPS as FLAGS
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.flops import model_flops_per_token
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
 from ringformer.parallel.runtime_environment import GPU_FRACTION
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from ringformer.cli.dataclass_flags import field_docs
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.ops.tokenwise.rope import RopeScaling
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig, base_config
 from ringformer.runs.config_file import load_config, parse, parse_stages

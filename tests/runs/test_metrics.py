@@ -7,8 +7,7 @@ import types
 
 import pytest
 
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.runs.metrics import Reporter, read_metrics
 

@@ -14,7 +14,7 @@ import pytest
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.files.untrusted import read_object
 from ringformer.inference.generator import load_model
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.ops.tokenwise.rope import RopeScaling
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.runs.identity import run_identity

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare

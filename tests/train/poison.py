@@ -12,9 +12,9 @@ import numpy as np
 
 from ringformer import cli
 from ringformer.data import Loader
-from ringformer.models.llama import Llama
+from ringformer.models.decoder import Decoder
 
-LOSS = Llama.loss
+LOSS = Decoder.loss
 
 
 def poisoned_loss(self, batch, **options):
@@ -56,7 +56,7 @@ def main(bad_step: int, process: int, arguments: list[str]) -> int:
             batch.positions.flat[0] = -1
         return batch
 
-    Loader.read, Llama.loss = poisoned, poisoned_loss
+    Loader.read, Decoder.loss = poisoned, poisoned_loss
     return cli.main(["train", *arguments, f"--process_id={process}"])
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 
 MODEL = LlamaConfig(
     vocab_size=257,

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from ringformer.hardware import CHIPS
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
 from ringformer.parallel.runtime_environment import HOST_POOL
 from ringformer.train.checks import check_host_pool
 from ringformer.train.reports import PATIENCE, BatchWatch

@@ -9,7 +9,7 @@ from jax.errors import JaxRuntimeError
 from jax.sharding import NamedSharding
 
 from ringformer.data import Batch
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringformer.data import load_tokenizer
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import evaluate
 from ringformer.train.loop import train

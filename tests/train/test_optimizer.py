@@ -7,7 +7,7 @@ import jax
 import pytest
 from flax import nnx
 
-from ringformer.models.llama import Llama
+from ringformer.models.decoder import Decoder
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
@@ -77,8 +77,8 @@ def test_a_run_is_adamw_on_the_gradients_of_the_oracle(schedule, seed, tied, tmp
     """Five updates of float32 parameters, by the relative norm of what was added to them since the start."""
     c = config(tmp_path, schedule, seed, tied)
     seen = set()
-    loss = Llama.loss
-    monkeypatch.setattr(Llama, "loss", lambda self, b, **kw: seen.add(b.tokens.shape) or loss(self, b, **kw))
+    loss = Decoder.loss
+    monkeypatch.setattr(Decoder, "loss", lambda self, b, **kw: seen.add(b.tokens.shape) or loss(self, b, **kw))
     train(prepare(c))
     assert (c.batch_size // 4 // c.accumulate, c.seq_len // 2) in seen  # a device's part of a microbatch
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from ringformer.data import Loader
 from ringformer.data.packing.options import PackingOptions
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from ringformer.data import Batch
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import specs, weight_shardings

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ringformer.checkpoints.verify import saved_steps
-from ringformer.models.llama import Llama
+from ringformer.models.decoder import Decoder
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
@@ -67,7 +67,7 @@ def shards(tree):
 @pytest.mark.parametrize("skip_spikes", [False, True], ids=["any norm", "up to a norm"])
 def test_nothing_but_the_number_of_a_bad_step_goes_on(skip_spikes, config, monkeypatch):
     """On each of eight devices, for one bad token of one of them; the state is donated all the same, every byte."""
-    monkeypatch.setattr(Llama, "loss", poisoned_loss)
+    monkeypatch.setattr(Decoder, "loss", poisoned_loss)
     run, state, step = made(config, skip_spikes=skip_spikes)
     healthy = run.train_data.batch(0, run.program.batch_sharding)
     inf = (np.float32(np.inf),) if skip_spikes else ()
@@ -127,7 +127,7 @@ def test_a_resumed_run_skips_the_same_spikes(config):
 
 def test_a_run_goes_on_and_tells(config, capfd, monkeypatch):
     """The schedule counts updates; a resumed run remembers; three in a row are one too many."""
-    monkeypatch.setattr(Llama, "loss", poisoned_loss)
+    monkeypatch.setattr(Decoder, "loss", poisoned_loss)
     config = dataclasses.replace(config, max_skipped_in_a_row=2)
     run = prepare(config)
     train(run._replace(train_data=PoisonedData(run.train_data, {2: -1, 3: -2})))
@@ -161,7 +161,7 @@ def test_a_run_goes_on_and_tells(config, capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_debug_nans_names_the_operation(config, monkeypatch):
-    monkeypatch.setattr(Llama, "loss", poisoned_loss)
+    monkeypatch.setattr(Decoder, "loss", poisoned_loss)
     run = prepare(config)
     run = run._replace(config=dataclasses.replace(config, debug_nans=True))
     with pytest.raises(FloatingPointError) as caught:

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from ringformer.estimate.targets import find_target
-from ringformer.models.llama import Llama
+from ringformer.models.decoder import Decoder
 from ringformer.train.state import init_state, make_init
 from tests.helpers import relative_error, unpadded
 from tests.hlo import on_tpu
@@ -24,7 +24,7 @@ RESULTS = ROOT / "results" / "state_memory.json"
 @pytest.fixture(scope="module")
 def models_own():
     """The parameters as the model alone, on one device, draws them from seed 5."""
-    return nnx.to_pure_dict(jax.jit(lambda: nnx.state(Llama(CONFIG, rngs=nnx.Rngs(5))))())
+    return nnx.to_pure_dict(jax.jit(lambda: nnx.state(Decoder(CONFIG, rngs=nnx.Rngs(5))))())
 
 
 @pytest.mark.parametrize("mesh_dim", MESHES)

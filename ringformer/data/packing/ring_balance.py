@@ -20,7 +20,9 @@ BATCH, SAMPLES = 4, 24
 """Sequences of a batch of a bucket, and most sequences without buckets, that are counted."""
 MOST_DOCUMENTS, MOST_RANKS = 50_000, 256
 """Most documents of a store to pack, drawn at random; and ranks of the largest ring that is counted."""
-CHUNKS = 1024, 512, 256
+CHUNKS = 2048, 1024, 512, 256
+LEAST_CHUNK = 128
+"""Tokens of the smallest chunk to count, unless a part of a shard has fewer: the TPU kernels have none below."""
 LAYOUTS: tuple[Layout, ...] = ("zigzag", "striped")
 
 
@@ -43,12 +45,20 @@ class Balance(NamedTuple):
 
 
 def balances(
-    lengths: Int64[np.ndarray, " N"], seq_len: int, ranks: int, chunks: Sequence[int] = CHUNKS
+    lengths: Int64[np.ndarray, " N"],
+    seq_len: int,
+    ranks: int,
+    chunks: Sequence[int] = CHUNKS,
+    rows: int = 1,
+    gathered: bool = False,
 ) -> list[Balance]:
     """Count the mean work of a sequence of documents on a ring for each layout and chunk, without buckets and with as
     many as halve the ring down to an odd number of ranks. Chunks are at most a part of a shard.
 
     Balance and excess are those of some sequences; their visible pairs, the mean over all documents.
+
+    Args:
+      rows: sequences that a device computes at once. gathered: as in `ring_work`.
 
     Raises ValueError if no such ring can hold the sequence, or if it is too large to count.
     """
@@ -61,15 +71,17 @@ def balances(
     whole, rest = np.divmod(lengths, seq_len)  # longer documents are cut
     lengths = np.concatenate([np.full(whole.sum(), seq_len), rest[rest > 0]])
     halvings = (ranks & -ranks).bit_length() - 1
-    rows, batches = sequences_of(lengths, seq_len), batches_of(lengths, seq_len, halvings)
+    packed = [segments(row, seq_len) for row in sequences_of(lengths, seq_len)]
+    batches = batches_of(lengths, seq_len, halvings)
     visible = seq_len * float((lengths * (lengths + 1) / 2).sum() / lengths.sum())
     counted = []
     for layout in LAYOUTS:
-        for chunk in sorted({min(chunk, seq_len // ranks // PARTS[layout]) for chunk in chunks}, reverse=True):
-            work = mean([ring_work(segments(row, seq_len), layout, ranks, chunk) for row in rows])
+        sizes = {min(chunk, seq_len // ranks // PARTS[layout]) for chunk in chunks}
+        for chunk in sorted({size for size in sizes if size >= LEAST_CHUNK} or {max(sizes)}, reverse=True):
+            work = mean([ring_work(ids, layout, ranks, chunk, gathered=gathered) for ids in _at_once(packed, rows)])
             ways: dict[int, WorkByRings] = {0: {1: (1.0, work)}}
             if halvings:
-                ways[halvings] = in_buckets(batches, ranks, layout, chunk)
+                ways[halvings] = in_buckets(batches, ranks, layout, chunk, rows, gathered)
             for buckets, by_rings in ways.items():
                 usual = visible / overall(by_rings).visible
                 by_rings = {n: (share, work.times(usual)) for n, (share, work) in by_rings.items()}
@@ -107,11 +119,22 @@ def _in_groups(items: list, size: int) -> list[list]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def in_buckets(batches: dict, ranks: int, layout: Layout, chunk: int) -> WorkByRings:
+def _at_once(sequences: list[np.ndarray], rows: int) -> list[np.ndarray]:
+    """Group the ids of sequences as a device computes them; a last, smaller group is left out."""
+    whole = len(sequences) // rows * rows or len(sequences)
+    return [np.stack(group) for group in _in_groups(sequences[:whole], rows)]
+
+
+def in_buckets(
+    batches: dict, ranks: int, layout: Layout, chunk: int, rows: int = 1, gathered: bool = False
+) -> WorkByRings:
     """Count the work of each bucket."""
     return {
-        2**k: (share, mean([in_rings(row, layout, ranks, 2**k, chunk) for row in rows]))
-        for k, (share, rows) in batches.items()
+        2**k: (
+            share,
+            mean([in_rings(ids, layout, ranks, 2**k, chunk, gathered=gathered) for ids in _at_once(sequences, rows)]),
+        )
+        for k, (share, sequences) in batches.items()
     }
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int64
+from jaxtyping import Float64, Int, Int64
 
 from ringformer.ops.layouts import PARTS, Layout, Source, permutation
 from ringformer.ops.work_list import cut_axis, visible_pairs
@@ -33,29 +33,26 @@ def kernel_share(chunk: int) -> float:
     return float(np.interp(chunk, sizes, [KERNEL_SHARES[size] for size in sizes]))
 
 
-PAIRS = 4
-"""Number of the fields of `RingWork` that count pairs, the first ones."""
-
-
 class RingWork(NamedTuple):
-    """Pairs of tokens of a sequence on a ring of `ranks`, or their mean over some sequences."""
+    """Pairs of tokens of some sequences, each on a ring or on equal parts of one."""
 
-    slowest: float
-    """Pairs of the slowest rank, summed over hops."""
-    own: float
-    """Part of `slowest`: before the first hop, on the rank's own keys."""
+    by_hop: Float64[np.ndarray, "sequences hops"]
+    """Pairs of the slowest rank before each hop, and after the last."""
     computed: float
-    """Pairs that all ranks compute."""
+    """Pairs that all ranks compute; the mean of the sequences."""
     visible: float
-    """Pairs that the masks leave."""
+    """Pairs that the masks leave; the mean of the sequences."""
     ranks: int
-    idle_hops: int
-    """Hops whose keys no rank needs."""
 
-    def times(self, factor: float) -> "RingWork":
-        """Return so many times the pairs."""
-        slowest, own, computed, visible = (factor * x for x in self[:PAIRS])
-        return self._replace(slowest=slowest, own=own, computed=computed, visible=visible)
+    @property
+    def slowest(self) -> float:
+        """Pairs of the slowest rank, summed over hops; the mean of the sequences."""
+        return float(self.by_hop.sum(axis=1).mean())
+
+    @property
+    def idle_hops(self) -> int:
+        """Hops whose keys no rank needs, in any sequence."""
+        return int((self.by_hop[:, 1:].max(axis=0) == 0).sum())
 
     @property
     def balance(self) -> float:
@@ -72,31 +69,42 @@ class RingWork(NamedTuple):
         """Duration over its ideal."""
         return self.slowest * self.ranks / self.visible
 
+    def times(self, factor: float) -> "RingWork":
+        """Return so many times the pairs."""
+        return RingWork(factor * self.by_hop, factor * self.computed, factor * self.visible, self.ranks)
+
+
+Chunk = int | tuple[int | None, int | None] | None
+"""Tokens of a chunk of queries and of keys, or of each; None: the op's default."""
+
 
 def ring_work(
-    segment_ids: Int[np.ndarray, " T"],
+    segment_ids: Int[np.ndarray, "*rows T"],
     layout: Layout,
     ranks: int,
-    chunk: int,
+    chunk: Chunk,
     order: Int64[np.ndarray, " T"] | None = None,
+    gathered: bool = False,
 ) -> RingWork:
-    """Count the work of one sequence on a ring, of queries and keys in chunks of `chunk` tokens.
+    """Count the work of one sequence on a ring, or of several that a device computes at once: it then computes every
+    pair of chunks that one of them needs.
 
     Args:
       segment_ids: ids of the documents in natural order, ascending.
       order: the token at each place of the concatenated shards; None: that of the layout.
+      gathered: the keys of the other ranks arrive together, so that ranks do not wait for each other at every hop.
     """
-    T = len(segment_ids)
+    rows, T = np.atleast_2d(segment_ids), segment_ids.shape[-1]
     tokens = permutation(layout, T, ranks) if order is None else order
-    ids = segment_ids[tokens].reshape(ranks, T // ranks)
-    cut = cut_axis(T // ranks, PARTS[layout], chunk)
-    chunks = np.stack([ids[:, start : start + cut.size] for start in cut.start], axis=1)
-    least, most = chunks.min(axis=-1), chunks.max(axis=-1)  # [ranks, chunks]
+    ids = rows[:, tokens].reshape(len(rows), ranks, T // ranks)
+    cuts = [cut_axis(T // ranks, PARTS[layout], size) for size in (chunk if isinstance(chunk, tuple) else (chunk,) * 2)]
+    q_ids, k_ids = (np.stack([ids[..., start : start + cut.size] for start in cut.start], axis=2) for cut in cuts)
+    (q_least, q_most), (k_least, k_most) = ((x.min(axis=-1), x.max(axis=-1)) for x in (q_ids, k_ids))
     tables: dict[Source, tuple[np.ndarray, np.ndarray]] = {}
     for source in ("own", "earlier", "later"):
-        pairs = visible_pairs(layout, source, True, cut, cut)
+        pairs = visible_pairs(layout, source, True, *cuts)
         tables[source] = np.concatenate([x.q for x in pairs]), np.concatenate([x.k for x in pairs])
-    by_hop = np.zeros((ranks, ranks), np.int64)
+    by_rank = np.zeros((ranks, ranks))
     for hop in range(ranks):
         receivers: dict[Source, range] = {"own": range(ranks)}
         if hop:
@@ -105,41 +113,44 @@ def ring_work(
             q, k = tables[source]
             some = np.array(of_source)
             origin = (some - hop) % ranks
-            live = (least[some][:, q] <= most[origin][:, k]) & (least[origin][:, k] <= most[some][:, q])
-            by_hop[hop, some] = live.sum(axis=1) * cut.size**2
-    lengths = np.unique(segment_ids, return_counts=True)[1].astype(np.int64)
-    visible = int((lengths * (lengths + 1) // 2).sum())
-    idle = int((by_hop.max(axis=1) == 0).sum())
-    slowest = by_hop.max(axis=1)
-    return RingWork(int(slowest.sum()), int(slowest[0]), int(by_hop.sum()), visible, ranks, idle)
+            live = q_least[:, some][..., q] <= k_most[:, origin][..., k]
+            live &= k_least[:, origin][..., k] <= q_most[:, some][..., q]
+            by_rank[hop, some] = live.any(axis=0).sum(axis=1) * cuts[0].size * cuts[1].size
+    if gathered and ranks > 1:
+        by_rank = np.stack([by_rank[0], by_rank[1:].sum(axis=0)])
+    lengths = [np.unique(row, return_counts=True)[1].astype(np.int64) for row in rows]
+    visible = float(np.mean([(n * (n + 1) // 2).sum() for n in lengths]))
+    return RingWork(by_rank.max(axis=1)[None], float(by_rank.sum()), visible, ranks)
 
 
-def in_rings(segment_ids: Int[np.ndarray, " T"], layout: Layout, ranks: int, rings: int, chunk: int) -> RingWork:
-    """Count the work of one sequence whose equal parts are on rings of their own; all wait for the slowest ring."""
-    works = [ring_work(ids, layout, ranks // rings, chunk) for ids in np.split(segment_ids, rings)]
-    return RingWork(
-        max(work.slowest for work in works),
-        max(work.own for work in works),
-        sum(work.computed for work in works),
-        sum(work.visible for work in works),
-        ranks,
-        min(work.idle_hops for work in works),
-    )
+def in_rings(
+    segment_ids: Int[np.ndarray, "*rows T"],
+    layout: Layout,
+    ranks: int,
+    rings: int,
+    chunk: Chunk,
+    gathered: bool = False,
+) -> RingWork:
+    """Count the work of sequences whose equal parts are on rings of their own; all wait for the slowest ring."""
+    parts = np.split(segment_ids, rings, axis=-1)
+    works = [ring_work(ids, layout, ranks // rings, chunk, gathered=gathered) for ids in parts]
+    slowest = max(works, key=lambda work: work.slowest)
+    return RingWork(slowest.by_hop, sum(work.computed for work in works), sum(work.visible for work in works), ranks)
 
 
-def mean(works: Sequence[RingWork], weights: Sequence[float] | None = None) -> RingWork:
-    """Return the mean work of some sequences on the same ranks; hops are idle that are idle for all."""
-    slowest, own, computed, visible = (
-        float(np.average(x, weights=weights)) for x in list(zip(*works, strict=True))[:PAIRS]
-    )
-    return RingWork(slowest, own, computed, visible, works[0].ranks, min(work.idle_hops for work in works))
+def mean(works: Sequence[RingWork]) -> RingWork:
+    """Return the work of the sequences of all works, on the same ranks."""
+    computed, visible = (float(np.mean([work[i] for work in works])) for i in (1, 2))
+    return RingWork(np.concatenate([work.by_hop for work in works]), computed, visible, works[0].ranks)
 
 
 WorkByRings = Mapping[int, tuple[float, RingWork]]
-"""Share of a run's sequences that are on so many rings, and their mean work."""
+"""Share of a run's sequences that are on so many rings, and their work."""
 
 
 def overall(by_rings: WorkByRings) -> RingWork:
-    """Return the mean work of all sequences."""
+    """Return the mean work of all sequences, without their hops."""
     shares, works = zip(*by_rings.values(), strict=True)
-    return mean(works, shares)
+    pairs = np.array([(work.slowest, work.computed, work.visible) for work in works])
+    slowest, computed, visible = (shares @ pairs).tolist()
+    return RingWork(np.array([[slowest]]), computed, visible, works[0].ranks)

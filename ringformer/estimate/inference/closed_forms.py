@@ -11,7 +11,8 @@ from ringformer.estimate.programs import device_bytes
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.inference.cached_attention import cheaper_to_move
 from ringformer.inference.weight_shares import weight_shares
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.flops import PAIR_FORWARD, visible_keys
 from ringformer.parallel.mesh import AXIS_NAMES
 
 
@@ -72,7 +73,8 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work
     weights = m.num_params - 2 * m.vocab_size * m.hidden_size
     products = 2 * rows * workload.seq_len * weights
-    pairs = 2 * rows * workload.seq_len**2 * m.num_heads * m.head_dim * m.num_layers  # causal
+    visible = rows * workload.seq_len * visible_keys(m, workload.seq_len)
+    pairs = PAIR_FORWARD * visible * m.num_heads * m.head_dim * m.num_layers
     compute = (products / share.products + pairs / share.pairs) / shared / target.chip.flops(m.compute_dtype)
     layer = weights / m.num_layers / tp * item * (sp > 1)
     tokens = rows * workload.chunk
@@ -90,7 +92,7 @@ def _queries_travel(workload: InferenceWorkload) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _weight_bytes(model: LlamaConfig, shape: tuple[int, ...]) -> dict:
+def _weight_bytes(model: DecoderConfig, shape: tuple[int, ...]) -> dict:
     """Return the bytes of a device's share of each weight, in the tree of the weights."""
     mesh = AbstractMesh(shape, AXIS_NAMES)
     return jax.tree.map(lambda share: device_bytes(share.abstract(mesh)), weight_shares(model, mesh))

@@ -13,8 +13,7 @@ from ringformer.estimate.program_estimate import fitting
 from ringformer.estimate.report import origin, title
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import find_target
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.registry import preset_config
 
 PROGRAM = {"prefill": PREFILL, "decode": DECODE}
 OF_TRAINING = (
@@ -44,7 +43,7 @@ def estimate_inference(args: argparse.Namespace) -> int:
         raise ValueError(f"unexpected arguments: {' '.join(args.overrides)}")
     target, name, program = find_target(args.target), args.model or "llama_7b", PROGRAM[args.mode]
     target.require_compiler()
-    model = LlamaConfig(**preset(name) | given(args, MODEL_FLAGS))
+    model = preset_config(name, **given(args, MODEL_FLAGS))
     shape = args.mesh_dim or "1,1,1,-1", args.seq_len or 0, args.batch_size or 1
     workload = InferenceWorkload(model, target, *shape, name=name, prefill_chunk=args.prefill_chunk)
     reasons: list[str] = []

@@ -8,7 +8,7 @@ from ringformer.estimate.programs import WITHOUT_DEVICES, LoweredProgram
 from ringformer.inference.programs import Programs, inference_config
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import make_reshard, weight_shares
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_params, weight_shardings
 
@@ -33,7 +33,7 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     return LoweredProgram(lowered, options | WITHOUT_DEVICES[workload.target.chip.kind], mesh)
 
 
-def _lower_loading(config: LlamaConfig, mesh: Mesh) -> jax.stages.Lowered:
+def _lower_loading(config: DecoderConfig, mesh: Mesh) -> jax.stages.Lowered:
     """Lower the conversion of the largest parameter from shards to shares, as it runs when all other parameters are
     loaded."""
     shardings, shares = weight_shardings(config, mesh), weight_shares(config, mesh)

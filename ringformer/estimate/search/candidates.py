@@ -22,7 +22,7 @@ from ringformer.estimate.search.memory_settings import possible_head_groups, pos
 from ringformer.estimate.search.parallelism import is_possible, parallelisms, with_parallelism
 from ringformer.estimate.workload import Workload, described
 from ringformer.hardware import GiB
-from ringformer.models.llama_config import OFFLOADABLE
+from ringformer.models.config_checks import OFFLOADABLE
 from ringformer.ops.layouts import VISIBLE
 from ringformer.ops.ring_hops import RingForm
 from ringformer.ops.work_list import default_chunk

@@ -13,7 +13,7 @@ class PlanOptions:
     """The flags of a plan, except the model's compute_dtype."""
 
     model: str
-    """a preset (ringformer/models/llama_presets.py)"""
+    """a preset (ringformer/models/families/)"""
     target: str
     """v5e-256, 32xA100-80, ..."""
     seq_len: int | None = None
@@ -31,7 +31,7 @@ class PlanOptions:
 def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Add the arguments of `ringformer plan`."""
     from ringformer.cli.dataclass_flags import add_flags
-    from ringformer.models.llama_config import LlamaConfig
+    from ringformer.models.decoder_config import DecoderConfig
 
     parser.description = (
         "Find the fastest mesh, parallelism of attention and memory settings that the compiler accepts for a context. "
@@ -41,7 +41,7 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
         "seconds are based on machine code."
     )
     add_flags(parser, PlanOptions)
-    add_flags(parser, LlamaConfig, ["compute_dtype"])
+    add_flags(parser, DecoderConfig, ["compute_dtype"])
     return _plan
 
 

@@ -7,10 +7,10 @@ from ringformer.estimate.closed_forms import computation_seconds, host_bytes, pe
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.workload import MemorySettings, Workload
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.decoder_config import DecoderConfig
 
 
-def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
+def possible_settings(model: DecoderConfig) -> Iterator[MemorySettings]:
     """Yield the settings worth trying: head groups save memory at the cost of latency, two-level remat saves memory at
     the cost of a forward pass."""
     groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
@@ -23,7 +23,7 @@ def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
             yield MemorySettings(g, remat_group, model.q_chunk, model.k_chunk)
 
 
-def possible_head_groups(model: LlamaConfig) -> list[int]:
+def possible_head_groups(model: DecoderConfig) -> list[int]:
     """Return the numbers of groups that the key heads can be split into."""
     alone = model.offload and model.remat == "attention"  # the outputs of groups would stay on the device
     return [g for g in range(1, model.num_kv_heads + 1) if model.num_kv_heads % g == 0][: 1 if alone else None]

@@ -36,7 +36,7 @@ def is_possible(workload: Workload) -> bool:
     model, (_, _, tp, sp) = workload.model, workload.mesh_shape
     if sp % model.ulysses or model.num_heads // tp // model.head_groups % model.ulysses:
         return False
-    if workload.window:
+    if 0 not in workload.windows:
         return model.ring == "one_way"  # a window takes its own way
     if model.ring == "both_ways":
         one_way = replace(workload, model=replace(model, ring="one_way"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ringformer.data.packing.ring_balance import MOST_RANKS
 from ringformer.estimate.packed_documents import ways_to_pack
 from ringformer.estimate.program_estimate import Estimate, fitting
 from ringformer.estimate.run_estimate import save_line, verdict_line
@@ -89,6 +90,8 @@ def packing_text(planned: Plan, store: str) -> str:
     """Return the report on the ways to pack a store's documents for a plan's ring, fastest first."""
     assert planned.chosen, "there is a ring to pack for"
     workload = planned.chosen.workload
+    if workload.ring_size > MOST_RANKS:
+        return f"  documents are counted on rings of at most {MOST_RANKS} ranks, not of {workload.ring_size}"
     ways = ways_to_pack(workload, store)
     best, tokens = ways[0].way, workload.step_tokens
     chunks = f" --config.model.q_chunk={best.chunk} --config.model.k_chunk={best.chunk}"

@@ -15,13 +15,18 @@ from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.tokenwise.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
+ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approximate=True)}
 
-def swiglu(
-    weights: tuple[Float[Array, "D F"], Float[Array, "D F"], Float[Array, "F D"]], x: Float[Array, "B T D"]
+
+def gated(
+    weights: tuple[Float[Array, "D F"], Float[Array, "D F"], Float[Array, "F D"]],
+    x: Float[Array, "B T D"],
+    activation: Callable = jax.nn.silu,
 ) -> Float[Array, "B T D"]:
-    """Compute `(silu(x w_gate) * (x w_up)) w_down` (Shazeer, GLU variants) for (w_gate, w_up, w_down)."""
+    """Compute `(activation(x w_gate) * (x w_up)) w_down` for (w_gate, w_up, w_down): SwiGLU, or GeGLU (Shazeer, GLU
+    variants)."""
     w_gate, w_up, w_down = weights
-    return (jax.nn.silu(x @ w_gate) * (x @ w_up)) @ w_down
+    return (activation(x @ w_gate) * (x @ w_up)) @ w_down
 
 
 def blockwise_feedforward(

@@ -107,15 +107,19 @@ def test_the_line_on_buckets_counts_batches_by_their_rings(store):
     )
 
 
-def test_a_run_knows_that_its_documents_leave_the_ring_unbalanced(store):
-    """Sixty-four tokens on eight ranks; one rank alone, and text of one segment, have nothing to balance."""
+def test_a_run_knows_that_its_documents_leave_the_ring_unbalanced(tmp_path):
+    """Eight and sixteen tokens on eight ranks; one rank alone, and text of one segment, have nothing to balance."""
+    store = build(tmp_path / "short" / "s", [8, 16] * 160)
     of_data = dict(batch_size=ROWS, seq_len=T, seed=SEED, layout="zigzag")
     whole = PackingOptions(packing="whole")
-    line = Loader(store, ring_size=8, packing=whole, **of_data).describe_balance(4)
+    on_ring = Loader(store, ring_size=8, packing=whole, **of_data)
+    line, sampled = on_ring.describe_balance(4), on_ring.work_by_rings(4)[1][1]
     assert line and "--ring=8 --seq_len=64" in line and str(store.path.parent) in line
+    assert f"take {sampled.product:.1f} times its ideal" in line and sampled.product >= 1.5
     alone = Loader(store, ring_size=1, packing=whole, **of_data)
-    work = mean([ring_work(alone.read(step).segment_ids[0], "zigzag", 8, 4) for step in range(8)])
-    assert f"take {work.product:.1f} times its ideal" in line and work.product >= 1.5
+    rows = [ids for step in range(12) for ids in alone.read(step).segment_ids]
+    work = mean([ring_work(ids, "zigzag", 8, 4) for ids in rows])
+    assert sampled.product == pytest.approx(work.product, rel=0.1) and sampled.ranks == 8
     for ring_size, packing in ((1, whole), (8, PackingOptions(packed_attention="sequence"))):
         assert Loader(store, ring_size=ring_size, packing=packing, **of_data).describe_balance(4) is None
 
@@ -167,3 +171,19 @@ def test_a_rare_long_document_occurs_as_often_as_others(tmp_path):
     assert 1 <= counts[0] <= 3 and counts[1:].mean() == pytest.approx(2, rel=0.1)
     with pytest.raises(ValueError, match="halves a sequence 1000000 times: seq_len=128 is not"):
         LengthBuckets(store, 128, SEED, PackingOptions(packing="whole", buckets=10**6), batch_size=2)
+
+
+def test_balance_is_counted_over_all_stores_of_a_mixture(tmp_path):
+    """Rows of a batch alternate between two stores, so that its first rows are of one of them."""
+    stores = build(tmp_path / "long" / "s", [64] * 40), build(tmp_path / "short" / "s", [8] * 320)
+    loader = Loader(
+        [(store, 1) for store in stores],
+        batch_size=2,
+        seq_len=T,
+        seed=SEED,
+        layout="zigzag",
+        ring_size=8,
+        packing=PackingOptions(packing="whole"),
+    )
+    work = loader.work_by_rings(4)[1][1]
+    assert len(np.unique(work.by_hop.sum(axis=1))) == 2

@@ -33,6 +33,30 @@ def test_pairs_are_those_with_a_visible_token(layout, documents):
     assert work.product == pytest.approx(work.balance * work.excess)
 
 
+def test_rows_of_a_device_share_their_pairs():
+    """A pair of chunks is computed for all rows if one of them needs it; chunks of keys have a size of their own."""
+    ranks, T, chunk = 4, 32, (8, 4)
+    rows = np.stack([packed_segments(seed, 1, ranks * T, 5)[0] for seed in (3, 4)])
+    both = ring_work(rows, "zigzag", ranks, chunk)
+    alone = [ring_work(row, "zigzag", ranks, chunk) for row in rows]
+    places = permutation("zigzag", ranks * T, ranks).reshape(ranks, T)
+    q_starts, k_starts = (cut_axis(T, 2, size).start for size in chunk)
+    computed = 0
+    for rank, origin, q, k in itertools.product(range(ranks), range(ranks), q_starts, k_starts):
+        q_at, k_at = places[rank][q : q + 8], places[origin][k : k + 4]
+        shared = [row[q_at].min() <= row[k_at].max() and row[k_at].min() <= row[q_at].max() for row in rows]
+        computed += 32 * (any(shared) and bool((q_at[:, None] >= k_at).any()))
+    assert both.computed == computed > max(work.computed for work in alone)
+    assert both.visible == np.mean([work.visible for work in alone])
+
+
+def test_gathered_keys_are_waited_for_once():
+    ids = packed_segments(3, 1, 128, 5)[0]
+    hops, gathered = (ring_work(ids, "zigzag", 4, 8, gathered=gathered) for gathered in (False, True))
+    assert gathered.by_hop.shape == (1, 2) and gathered.by_hop[0, 0] == hops.by_hop[0, 0]
+    assert gathered.computed == hops.computed and gathered.slowest < hops.slowest
+
+
 def test_rings_of_one_wait_for_the_slowest():
     ids = np.concatenate([np.zeros(64, int), 1 + np.repeat(np.arange(8), 8)])
     work = in_rings(ids, "zigzag", 2, 2, 8)

@@ -11,8 +11,7 @@ from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 from tests.hlo import on_tpu
 
 MODEL = LlamaConfig(**preset("llama3_8b") | {"head_groups": 4, "remat_group": 4, "offload": True})

@@ -17,8 +17,7 @@ from ringformer.estimate.inference.workload import InferenceWorkload
 from ringformer.estimate.targets import find_target
 from ringformer.inference.programs import Programs
 from ringformer.inference.session import Session
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.parallel.mesh import make_mesh
 
 GiB = 2**30

@@ -19,7 +19,7 @@ from ringformer.estimate.inference.closed_forms import cache_bytes, floor_second
 from ringformer.estimate.inference.report import inference_json, prefill_time
 from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.targets import find_target
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.families.llama import LlamaConfig
 from tests.hlo import on_tpu
 from tests.verbs import run_verb
 

@@ -9,8 +9,7 @@ from ringformer.estimate.search import memory_settings
 from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings, possible_settings
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import MemorySettings, Workload
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.families.llama import LlamaConfig, preset
 
 WORKLOAD = Workload(LlamaConfig(**preset("llama_7b")), find_target("v5e-256"), "1,1,1,256", 2**23)
 

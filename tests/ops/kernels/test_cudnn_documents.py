@@ -10,9 +10,8 @@ import pytest
 from flax import nnx
 
 from ringformer.data import Batch
-from ringformer.models.llama import Llama
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.decoder import Decoder
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.ops import layouts
 from ringformer.ops.kernels import cudnn_documents
 from ringformer.ops.layouts import PARTS, VISIBLE
@@ -190,8 +189,8 @@ def test_a_model_promises_what_batches_keep(emulated, short_pieces):
     tokens, mask = np.random.default_rng(0).integers(0, config.vocab_size, (B, 33), np.int32), np.ones((B, 32), bool)
     positions = np.tile(np.arange(32, dtype=np.int32), (B, 1))
     batch = Batch(tokens[:, :-1], tokens[:, 1:], positions, ids, mask, ~mask)
-    loss = Llama(config, rngs=nnx.Rngs(0)).loss(batch)
-    expected = Llama(replace(config, kernel="xla"), rngs=nnx.Rngs(0)).loss(batch)
+    loss = Decoder(config, rngs=nnx.Rngs(0)).loss(batch)
+    expected = Decoder(replace(config, kernel="xla"), rngs=nnx.Rngs(0)).loss(batch)
     assert abs(float(loss) / float(expected) - 1) < 1e-3 and "rectangle" in {mask for *_, mask in emulated}
     with pytest.raises(ValueError, match="pass segments='ascending' if yours do"):
-        Llama(config, rngs=nnx.Rngs(0))(batch.tokens, segment_ids=ids)
+        Decoder(config, rngs=nnx.Rngs(0))(batch.tokens, segment_ids=ids)

@@ -1,34 +1,34 @@
-"""The configuration of a LLaMA: its architecture and the options of its computation.
+"""The configuration of a decoder: its architecture and the options of its computation.
+
+A family (`families/`) derives its own class: the parts that its layers are made of, and what else it needs.
 
 Shape letters: V vocabulary, D model width, F feed-forward, L layers, H query heads, K key heads, d head dim.
 """
 
-import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from functools import cached_property
+from typing import ClassVar, Literal
 
 from jax.sharding import AbstractMesh, Mesh
+from jaxtyping import Array, Float32, Int
 
+from ringformer.models.config_checks import Remat, check_config
+from ringformer.models.layer_kinds import LayerKind, Parts, Period, periods_of
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel
-from ringformer.ops.layouts import VISIBLE, WINDOWED, Layout
+from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import RingForm
 from ringformer.ops.tokenwise import rope
 from ringformer.ops.tokenwise.rope import RopeScaling
 
-ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
-"""Columns of the paper's Table 3. vanilla materializes the [T, S] logits; memory_efficient attends chunk by chunk;
-blockwise also computes the feed-forward chunk by chunk; ring distributes blockwise over the mesh axis `sp`."""
-
-Remat = Literal["full", "attention", "dots", "none"]
-OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
-"""Kinds of rematerialisation whose kept arrays can be offloaded to host memory."""
-
 
 @dataclass(frozen=True)
-class LlamaConfig:
+class DecoderConfig:
     """Architecture and options of the computation. Sizes are in tokens, heads and features."""
+
+    PARTS: ClassVar[Parts] = Parts()
 
     vocab_size: int
     """Rows of the embedding, at least as many as the tokenizer has tokens."""
@@ -133,62 +133,7 @@ class LlamaConfig:
     def __post_init__(self):
         if isinstance(self.rope_scaling, Mapping):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        choices = {
-            "attention": ATTENTION,
-            "layout": tuple(VISIBLE),
-            "ring": get_args(RingForm),
-            "remat": get_args(Remat),
-            "compute_dtype": ("float32", "bfloat16"),
-            "kernel": ("auto", *get_args(Kernel)),
-        }
-        for field, values in choices.items():
-            if getattr(self, field) not in values:
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; known: {', '.join(values)}")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding rotates pairs of features")
-        if not 1 < self.rope_theta < math.inf:
-            raise ValueError(f"rope_theta={self.rope_theta} must be above 1, 10000 for example")
-        if not 0 < self.norm_eps < 1:
-            raise ValueError(f"norm_eps={self.norm_eps} must be above 0 and below 1, 1e-6 for example")
-        for field in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "ffn_chunk",
-            "loss_chunk",
-            "remat_group",
-            "head_groups",
-            "ulysses",
-        ):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be positive")
-        for field in ("q_chunk", "k_chunk"):
-            if (chunk := getattr(self, field)) is not None and chunk < 1:
-                raise ValueError(f"{field}={chunk} must be positive, or unset")
-        if self.window < 0:
-            raise ValueError(f"window={self.window} must not be negative: the keys that a query sees at most, or 0")
-        if self.window and self.attention == "ring" and self.layout not in WINDOWED:
-            raise ValueError(
-                f"window={self.window} with layout={self.layout!r}: neighbouring tokens are on all ranks; "
-                "layout='zigzag' balances causal work too"
-            )
-        if self.remat_group > self.num_layers:
-            raise ValueError(f"remat_group={self.remat_group} exceeds num_layers={self.num_layers}")
-        if self.num_kv_heads % self.head_groups:
-            raise ValueError(f"head_groups={self.head_groups} does not divide num_kv_heads={self.num_kv_heads}")
-        if self.offload and self.remat not in OFFLOADABLE:
-            raise ValueError(
-                f"offload moves layer inputs and attention outputs: remat must be {' or '.join(OFFLOADABLE)}, not "
-                f"{self.remat}"
-            )
-        if self.offload and self.remat == "attention" and self.head_groups > 1:
-            raise ValueError(
-                f"head_groups={self.head_groups} keeps the outputs of its groups on the device, where offload cannot "
-                "move them: with remat=attention and offload, set head_groups=1"
-            )
+        check_config(self)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -203,11 +148,46 @@ class LlamaConfig:
             "d": self.head_dim,
         }
 
+    @cached_property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """Kind of each layer, in order."""
+        return (LayerKind(self.window, self.rope_theta, self.rope_scaling),) * self.num_layers
+
+    @cached_property
+    def periods(self) -> tuple[Period, ...]:
+        """The layers as periods of runs of equal layers, each of which is compiled once."""
+        return periods_of(self.layer_kinds)
+
+    @cached_property
+    def windows(self) -> dict[int, int]:
+        """Number of layers by window, 0 for full attention."""
+        return dict(Counter(kind.window for kind in self.layer_kinds))
+
+    @cached_property
+    def ropes(self) -> tuple[tuple[float, RopeScaling] | None, ...]:
+        """Rotary frequencies, theta and scaling, that layers have; None for those without."""
+        return tuple(dict.fromkeys(kind.rope for kind in self.layer_kinds))
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """Factor of embedded tokens; None: 1."""
+        return None
+
+    @property
+    def logit_scale(self) -> float | None:
+        """Factor of attention's logits; None: that of `ring_attention`, d^-1/2."""
+        return None
+
+    def query_scale(self, positions: Int[Array, "#B T"]) -> Float32[Array, "#B T"] | None:
+        """Return the factor of rotated queries by position; None: 1."""
+        return None
+
     @property
     def num_params(self) -> int:
         """Number of parameters, including the input embedding."""
-        D, H, K, d, F = (self.sizes[letter] for letter in "DHKdF")
-        layer = D * d * (2 * H + 2 * K) + 3 * D * F + 2 * D
+        (D, H, K, d, F), parts = (self.sizes[letter] for letter in "DHKdF"), self.PARTS
+        layer = D * d * (2 * H + 2 * K) + 3 * D * F + (4 if parts.norms == "both" else 2) * D
+        layer += (H + 2 * K) * d * parts.bias + {"": 0, "head": 2 * d, "width": (H + K) * d}[parts.qk_norm]
         return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
 
     def held_key_heads(self, tp: int) -> int:
@@ -224,8 +204,11 @@ class LlamaConfig:
 
     @property
     def remat_groups(self) -> tuple[int, int]:
-        """Number of remat groups, and number of layers in no group."""
-        return divmod(self.num_layers, self.remat_group) if self.remat_group > 1 else (0, self.num_layers)
+        """Number of remat groups, and number of layers in no group. Layers of a group are equal."""
+        if self.remat_group == 1:
+            return 0, self.num_layers
+        runs = [(period.repeats, *divmod(n, self.remat_group)) for period in self.periods for _, n in period.runs]
+        return sum(count * groups for count, groups, _ in runs), sum(count * single for count, _, single in runs)
 
     def offloaded_bytes(self, tokens: int) -> int:
         """Bytes that a device with `tokens` tokens of a microbatch offloads to host memory."""

@@ -1,0 +1,72 @@
+"""Values that the fields of a decoder's configuration may have."""
+
+import math
+from typing import Any, Literal, get_args
+
+from ringformer.ops.kernels.block_kernels import Kernel
+from ringformer.ops.layouts import VISIBLE, WINDOWED
+from ringformer.ops.ring_hops import RingForm
+
+ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
+"""Columns of the paper's Table 3. vanilla materializes the [T, S] logits; memory_efficient attends chunk by chunk;
+blockwise also computes the feed-forward chunk by chunk; ring distributes blockwise over the mesh axis `sp`."""
+
+Remat = Literal["full", "attention", "dots", "none"]
+OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
+"""Kinds of rematerialisation whose kept arrays can be offloaded to host memory."""
+
+
+def check_config(config: Any) -> None:
+    """Raise ValueError for a value that no `DecoderConfig` can have, and for values that contradict each other."""
+    choices = {
+        "attention": ATTENTION,
+        "layout": tuple(VISIBLE),
+        "ring": get_args(RingForm),
+        "remat": get_args(Remat),
+        "compute_dtype": ("float32", "bfloat16"),
+        "kernel": ("auto", *get_args(Kernel)),
+    }
+    for field, values in choices.items():
+        if getattr(config, field) not in values:
+            raise ValueError(f"unknown {field} {getattr(config, field)!r}; known: {', '.join(values)}")
+    if config.num_heads % config.num_kv_heads:
+        raise ValueError(f"num_heads={config.num_heads} is not a multiple of num_kv_heads={config.num_kv_heads}")
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim={config.head_dim} is odd: rotary embedding rotates pairs of features")
+    if not 1 < config.rope_theta < math.inf:
+        raise ValueError(f"rope_theta={config.rope_theta} must be above 1, 10000 for example")
+    if not 0 < config.norm_eps < 1:
+        raise ValueError(f"norm_eps={config.norm_eps} must be above 0 and below 1, 1e-6 for example")
+    sizes = "vocab_size", "hidden_size", "intermediate_size", "num_layers"
+    for field in (*sizes, "ffn_chunk", "loss_chunk", "remat_group", "head_groups", "ulysses"):
+        if getattr(config, field) < 1:
+            raise ValueError(f"{field}={getattr(config, field)} must be positive")
+    for field in ("q_chunk", "k_chunk"):
+        if (chunk := getattr(config, field)) is not None and chunk < 1:
+            raise ValueError(f"{field}={chunk} must be positive, or unset")
+    if config.window < 0:
+        raise ValueError(f"window={config.window} must not be negative: the keys that a query sees at most, or 0")
+    if config.window and config.attention == "ring" and config.layout not in WINDOWED:
+        raise ValueError(
+            f"window={config.window} with layout={config.layout!r}: neighbouring tokens are on all ranks; "
+            "layout='zigzag' balances causal work too"
+        )
+    if config.remat_group > config.num_layers:
+        raise ValueError(f"remat_group={config.remat_group} exceeds num_layers={config.num_layers}")
+    if config.PARTS.qk_norm == "width" and config.head_groups > 1:
+        raise ValueError(
+            f"head_groups={config.head_groups} with {type(config).__name__}, whose norm of queries and keys covers all "
+            "heads: set head_groups=1"
+        )
+    if config.num_kv_heads % config.head_groups:
+        raise ValueError(f"head_groups={config.head_groups} does not divide num_kv_heads={config.num_kv_heads}")
+    if config.offload and config.remat not in OFFLOADABLE:
+        raise ValueError(
+            f"offload moves layer inputs and attention outputs: remat must be {' or '.join(OFFLOADABLE)}, not "
+            f"{config.remat}"
+        )
+    if config.offload and config.remat == "attention" and config.head_groups > 1:
+        raise ValueError(
+            f"head_groups={config.head_groups} keeps the outputs of its groups on the device, where offload cannot "
+            "move them: with remat=attention and offload, set head_groups=1"
+        )
