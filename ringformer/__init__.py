@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringformer.models.families.llama import LlamaConfig as LlamaConfig
     from ringformer.models.families.llama import preset as preset
     from ringformer.models.interface import Axes as Axes
+    from ringformer.models.own_attention import register_attention as register_attention
     from ringformer.ops.layouts import enter as enter
     from ringformer.ops.layouts import leave as leave
     from ringformer.ops.layouts import permutation as permutation
@@ -41,6 +42,7 @@ _HOMES = {
     "leave": "ops.layouts",
     "permutation": "ops.layouts",
     "preset": "models.families.llama",
+    "register_attention": "models.own_attention",
     "ring_attention": "ops.ring_attention",
     "sharded_ring_attention": "ops.sharded_ring_attention",
 }

@@ -98,7 +98,7 @@ def _gathered(workload: Workload, layers: int) -> float:
 def _exchange(workload: Workload) -> float:
     """Asynchronous exchanges hide under the projections of a layer."""
     model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
-    if model.ulysses == 1 or model.attention != "ring":
+    if model.ulysses == 1 or not model.on_ring:
         return 0.0
     tokens, heads = workload.seq_len // sp, model.num_heads + held_copies(workload) * model.num_kv_heads
     each = itemsize(model) * tokens * model.head_dim / tp / exchange_rate(workload)

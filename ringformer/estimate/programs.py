@@ -17,7 +17,6 @@ from jax.typing import DTypeLike
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.models.decoder_layers import attention_options
-from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH
 from ringformer.runs.config import OptimizerConfig
@@ -110,9 +109,9 @@ def lower_attention(workload: Workload) -> LoweredProgram:
     """
     model, mesh = workload.model, workload.mesh()
     dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")
-    ring = model.attention == "ring"  # otherwise every device has all keys, as in the model
+    ring = model.on_ring  # otherwise every device has all keys, as in the model
     attend = partial(
-        ring_attention,
+        model.attend,
         axis_name="sp" if ring else None,
         layout=model.layout if ring else "contiguous",
         ulysses=model.ulysses if ring else 1,

@@ -79,7 +79,7 @@ class Workload:
     @property
     def ring_size(self) -> int:
         """Number of ranks of a ring; 1 without one."""
-        return self.mesh_shape[3] // self.model.ulysses if self.model.attention == "ring" else 1
+        return self.mesh_shape[3] // self.model.ulysses if self.model.on_ring else 1
 
     @property
     def windows(self) -> dict[int, int]:

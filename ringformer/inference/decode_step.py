@@ -22,6 +22,7 @@ from ringformer.inference.weight_shares import ALL, REST
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.decoder_layers import placements, width_norm
 from ringformer.models.layer_kinds import LayerKind, scan_periods
+from ringformer.models.own_attention import REGISTERED
 from ringformer.models.rms_norm import rms_norm
 from ringformer.ops.tokenwise.blockwise_feedforward import ACTIVATIONS
 
@@ -50,6 +51,9 @@ def decode_hidden(
     placed, parts = placements(c, positions[:, None]), c.PARTS
     norm = partial(rms_norm, eps=c.norm_eps, offset=parts.norm_offset)
     filled = cache.positions[:, :slots] >= 0
+    own = REGISTERED.get(c.attention)
+    if own and own.visible:
+        filled &= own.visible(positions[:, None], cache.positions[:, :slots])
     valid = {0: filled}
     for window in {kind.window for kind in c.layer_kinds} - {0}:
         valid[window] = filled & (cache.positions[:, :slots] > positions[:, None] - window)

@@ -33,7 +33,7 @@ from ringformer.models.decoder_layers import attention_options
 from ringformer.models.interface import Axes
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.ops.ring_attention import ring_attention
+from ringformer.models.own_attention import REGISTERED
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
 
@@ -75,7 +75,13 @@ def inference_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tu
     """
     layout = config.layout if mesh.shape["sp"] > 1 else "contiguous"
     ulysses = rank_devices_of(config, mesh.shape["tp"], mesh.shape["sp"])
-    config = replace(config, attention="ring", layout=layout, ulysses=ulysses)
+    own = REGISTERED.get(config.attention)
+    if own is not None and own.visible is None:
+        raise ValueError(
+            f"attention {config.attention!r} was registered without visible(query, key), which decoding needs: pass it "
+            "to register_attention"
+        )
+    config = replace(config, attention=config.attention if own else "ring", layout=layout, ulysses=ulysses)
     config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
     config.check_mesh(mesh)
     device = mesh.devices.flat[0]
@@ -197,16 +203,18 @@ class Programs:
     def _prefill(self, weights, state: State, chunk: Chunk, *, cached: int, travels: Travels) -> State:
         """Run `prefill` on one device."""
         c, cache = self.config, state.cache
-        if cached and (windows := {kind.window for kind in c.layer_kinds} - {0}):
+        windows = {f"a window of {window}" for window in c.windows if window}
+        windows |= {f"attention {c.attention!r}"} & {f"attention {name!r}" for name in REGISTERED}
+        if cached and windows:
             raise ValueError(
-                f"a model with a window of {min(windows)} reads all of its text at once: set prefill_chunk to the "
+                f"a model with {min(windows)} reads all of its text at once: set prefill_chunk to the "
                 "length of the prompt, and do not add to a session"
             )
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
 
         def attend(kind, layer, q, k, v):
             options = attention_options(c, kind, c.ulysses * q.shape[1])
-            ring = partial(ring_attention, q, k, v, **on_ring, **options)
+            ring = partial(c.attend, q, k, v, **on_ring, **options)
             if not cached:
                 return ring(), (k, v)
             ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]

@@ -3,13 +3,10 @@
 import math
 from typing import Any, Literal, get_args
 
+from ringformer.models.own_attention import BUILT_IN, REGISTERED
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import VISIBLE, WINDOWED
 from ringformer.ops.ring_hops import RingForm
-
-ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
-"""Columns of the paper's Table 3. vanilla materializes the [T, S] logits; memory_efficient attends chunk by chunk;
-blockwise also computes the feed-forward chunk by chunk; ring distributes blockwise over the mesh axis `sp`."""
 
 Remat = Literal["full", "attention", "dots", "none"]
 OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
@@ -19,7 +16,7 @@ OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
 def check_config(config: Any) -> None:
     """Raise ValueError for a value that no `DecoderConfig` can have, and for values that contradict each other."""
     choices = {
-        "attention": ATTENTION,
+        "attention": (*BUILT_IN, *REGISTERED),
         "layout": tuple(VISIBLE),
         "ring": get_args(RingForm),
         "remat": get_args(Remat),
@@ -28,7 +25,8 @@ def check_config(config: Any) -> None:
     }
     for field, values in choices.items():
         if getattr(config, field) not in values:
-            raise ValueError(f"unknown {field} {getattr(config, field)!r}; known: {', '.join(values)}")
+            more = "; a config file may register one: --config=FILE" if field == "attention" else ""
+            raise ValueError(f"unknown {field} {getattr(config, field)!r}; known: {', '.join(values)}{more}")
     if config.num_heads % config.num_kv_heads:
         raise ValueError(f"num_heads={config.num_heads} is not a multiple of num_kv_heads={config.num_kv_heads}")
     if config.head_dim % 2:
@@ -46,7 +44,7 @@ def check_config(config: Any) -> None:
             raise ValueError(f"{field}={chunk} must be positive, or unset")
     if config.window < 0:
         raise ValueError(f"window={config.window} must not be negative: the keys that a query sees at most, or 0")
-    if config.window and config.attention == "ring" and config.layout not in WINDOWED:
+    if config.window and config.on_ring and config.layout not in WINDOWED:
         raise ValueError(
             f"window={config.window} with layout={config.layout!r}: neighbouring tokens are on all ranks; "
             "layout='zigzag' balances causal work too"

@@ -27,7 +27,6 @@ from ringformer.models.rms_norm import RMSNorm
 from ringformer.ops import layouts
 from ringformer.ops.argument_checks import AnyArray, Segments
 from ringformer.ops.dense_reference import dense_attention
-from ringformer.ops.ring_attention import ring_attention
 from ringformer.ops.tokenwise.cross_entropy import cross_entropy, token_cross_entropy
 from ringformer.ops.tokenwise.embedding import embed
 
@@ -116,7 +115,7 @@ class Decoder(nnx.Module):
         (o, kept)` replaces the config's attention: q and k are rotated, and `given` is the part of a layer of this kind
         of an argument that is also stacked. Remat groups keep nothing."""
         c = self.config
-        if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
+        if not c.on_ring and axes.sp is not None and lax.axis_size(axes.sp) > 1:
             raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
         gather = gather or (lambda _, weights: weights)
         with jax.named_scope("embedding"):
@@ -143,7 +142,7 @@ class Decoder(nnx.Module):
         """Return the positions of this device's tokens, int32 [1, T]. `length` is the number of tokens that a tp rank
         holds."""
         length *= 1 if axes.tp is None else lax.axis_size(axes.tp)
-        if axes.sp is None or self.config.attention != "ring":
+        if axes.sp is None or not self.config.on_ring:
             return jnp.arange(length, dtype=jnp.int32)[None]
         return layouts.positions(self.config.layout, length, axes.sp, self.config.ulysses, axes.rings)[None]
 
@@ -161,9 +160,9 @@ def _attend(
     """Compute the config's attention, which keeps nothing."""
     if c.attention == "vanilla":
         return dense_attention(q, k, v, segment_ids=segment_ids, scale=c.logit_scale, window=kind.window or None), None
-    ring = c.attention == "ring" and axes.sp is not None
+    ring = c.on_ring and axes.sp is not None
     ulysses = c.ulysses if ring else 1
-    o = ring_attention(
+    o = c.attend(
         q,
         k,
         v,

@@ -6,7 +6,7 @@ Shape letters: V vocabulary, D model width, F feed-forward, L layers, H query he
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -16,9 +16,11 @@ from jaxtyping import Array, Float32, Int
 
 from ringformer.models.config_checks import Remat, check_config
 from ringformer.models.layer_kinds import LayerKind, Parts, Period, periods_of
+from ringformer.models.own_attention import BUILT_IN, REGISTERED
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import Layout
+from ringformer.ops.ring_attention import ring_attention
 from ringformer.ops.ring_hops import RingForm
 from ringformer.ops.tokenwise import rope
 from ringformer.ops.tokenwise.rope import RopeScaling
@@ -57,9 +59,9 @@ class DecoderConfig:
     init_std: float = 0.02
     """Standard deviation of fresh weights."""
 
-    attention: Literal["vanilla", "memory_efficient", "blockwise", "ring"] = "ring"
+    attention: str = "ring"
     """Algorithm: vanilla materializes all logits, memory_efficient attends in chunks, blockwise also computes the
-    feed-forward in chunks, ring distributes blockwise over sp."""
+    feed-forward in chunks, ring distributes blockwise over sp; or a name of `register_attention`."""
     layout: Layout = "zigzag"
     """Distribution of tokens over the ring: contiguous, or striped or zigzag, which balance causal work."""
     ulysses: int = 1
@@ -134,6 +136,16 @@ class DecoderConfig:
         if isinstance(self.rope_scaling, Mapping):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         check_config(self)
+
+    @property
+    def on_ring(self) -> bool:
+        """True if the attention distributes the sequence over sp."""
+        return self.attention not in BUILT_IN or self.attention == "ring"
+
+    @property
+    def attend(self) -> Callable:
+        """Function that computes the attention on a ring: `ring_attention`, or a registered one."""
+        return REGISTERED[self.attention].attend if self.attention in REGISTERED else ring_attention
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -227,7 +239,7 @@ class DecoderConfig:
             raise ValueError(
                 f"head_groups={self.head_groups} does not divide the {max(1, K // tp)} key heads of a tp rank"
             )
-        if sp > 1 and self.attention != "ring":
+        if sp > 1 and not self.on_ring:
             raise ValueError(f"attention {self.attention!r} needs sp=1; mesh has sp={sp}: use attention='ring'")
         if sp % self.ulysses:
             raise ValueError(f"ulysses={self.ulysses} does not divide sp={sp}, whose devices exchange heads")

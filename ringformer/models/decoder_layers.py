@@ -188,7 +188,7 @@ class FeedForward(nnx.Module):
                 x = rms_norm(x, scale, c.norm_eps, c.PARTS.norm_offset)
             return gated(projections, x, ACTIVATIONS[c.PARTS.activation])
 
-        if c.attention in ("blockwise", "ring"):
+        if c.on_ring or c.attention == "blockwise":
             y = blockwise_feedforward(function, weights, x, c.ffn_chunk)
         else:
             y = function(weights, x)

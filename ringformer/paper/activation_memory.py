@@ -14,8 +14,8 @@ from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
-from ringformer.models.config_checks import ATTENTION
 from ringformer.models.families.llama import LlamaConfig, preset
+from ringformer.models.own_attention import BUILT_IN as ATTENTION
 from ringformer.paper.attempts import NUMBER, check_fields, entries, stamp, write_results
 
 TARGET, DEVICES, LAYERS = "v5e-8", 8, 2

@@ -20,8 +20,8 @@ from ringformer.estimate.targets import find_target
 from ringformer.estimate.time_report import time_json
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.hardware import GiB
-from ringformer.models.config_checks import ATTENTION
 from ringformer.models.families.llama import LlamaConfig, preset
+from ringformer.models.own_attention import BUILT_IN as ATTENTION
 from ringformer.paper.attempts import compilable, read, stamp, write_results
 
 K = 1024

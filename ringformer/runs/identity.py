@@ -19,6 +19,7 @@ from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
 from ringformer.data.stores.options import StoreOptions
 from ringformer.files.run_layout import CHECKPOINTS
+from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import FAMILIES
 from ringformer.processes.agreement import from_all
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
@@ -91,6 +92,8 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
     }
     harmless, model = getattr(config.model, "EXECUTION", ()), dataclasses.asdict(config.model)  # type: ignore[call-overload]
     identity |= {f"model.{name}": value for name, value in model.items() if name not in harmless}
+    if "attention" in harmless:  # all of ringformer's compute the same
+        identity["model.attention"] = model["attention"] if model["attention"] in REGISTERED else "ring"
     identity |= stores_identity(config.data.store, config.data.mixture, config.data.held_out > 0)
     return json.loads(json.dumps(identity))
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringformer.models.config_checks import ATTENTION
 from ringformer.models.families.llama import LlamaConfig, preset
+from ringformer.models.own_attention import BUILT_IN as ATTENTION
 from ringformer.paper import activation_memory, attempts
 from ringformer.paper.activation_memory import LENGTHS, grows_by, local_length, paper
 

@@ -64,7 +64,8 @@ class InferenceWorkload(Workload):
     def check(self) -> None:
         """Raise ValueError for a mesh, batch or chunk that is invalid for every session."""
         dp = self.mesh_shape[0]
-        replace(self.model, attention="ring").check_mesh(AbstractMesh(self.mesh_shape, AXIS_NAMES))
+        model = self.model if self.model.on_ring else replace(self.model, attention="ring")
+        model.check_mesh(AbstractMesh(self.mesh_shape, AXIS_NAMES))
         if self.batch_size % dp:
             raise ValueError(f"{self.batch_size} rows on a mesh with dp={dp}: --batch_size must be a multiple of dp")
         unit = self.sizes.granule

@@ -62,7 +62,7 @@ def longest_start(workload: Workload) -> int:
     """Return the length at which a search begins: the longest power of two that fits by the closed form, with any
     settings."""
     model, length = workload.model, 1024
-    settings = list(possible_settings(model)) if model.attention == "ring" else [workload.settings]
+    settings = list(possible_settings(model)) if model.on_ring else [workload.settings]
 
     def fits(seq_len: int) -> bool:
         longer = replace(workload, seq_len=seq_len)

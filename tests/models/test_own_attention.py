@@ -1,0 +1,93 @@
+"""An attention of one's own inside a family: trained over a ring, resumed as itself, estimated, generated from."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from ringformer import register_attention, ring_attention
+from ringformer.estimate.closed_forms import peak_bytes
+from ringformer.estimate.programs import lower_attention
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import preset_workload
+from ringformer.inference.programs import inference_config
+from ringformer.models.own_attention import REGISTERED
+from ringformer.parallel.mesh import make_mesh
+from ringformer.runs.identity import run_identity
+from tests.helpers import relative_error
+from tests.inference.models import CONFIG, generator
+from tests.models.test_families import tiny
+from tests.runs.test_identity import config as run_config
+from tests.train.test_step import trained
+
+WINDOW, PROMPT = 7, [5, 9, 20, 3, 1]
+
+
+def attend(q, k, v, *, window=None, **options):
+    return ring_attention(q, k, v, window=WINDOW, **options)
+
+
+@pytest.fixture
+def local():
+    register_attention("local", attend, visible=lambda query, key: key > query - WINDOW)
+    yield "local"
+    del REGISTERED["local"]
+
+
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_a_family_trains_with_it(local, family):
+    """As the same window of its own: the loss and the gradient of every parameter."""
+    plain = {"layer_types": "F", "window": 0}
+    found = trained("1,1,1,8", tiny(family, attention=local, **plain), steps=1)
+    expected = trained("1,1,1,8", tiny(family, layer_types="W", window=WINDOW), steps=1)
+    assert relative_error(found[0][0]["loss"], expected[0][0]["loss"]) <= 1e-6
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, found[1], expected[1]))) <= 1e-5
+    full = trained("1,1,1,8", tiny(family, **plain), steps=1)
+    assert relative_error(found[0][0]["loss"], full[0][0]["loss"]) > 1e-4
+
+
+def test_it_writes_as_the_window_that_it_is(local):
+    own, windowed = replace(CONFIG, attention=local), replace(CONFIG, window=WINDOW)
+    texts = [generator(c, "1,1,1,4").generate([PROMPT * 3], max_new_tokens=20) for c in (own, windowed)]
+    assert texts[0] == texts[1]
+    session = generator(own, "1,1,1,4").session(1)
+    session.append([PROMPT])
+    with pytest.raises(ValueError, match="a model with attention 'local' reads all of its text at once"):
+        session.append([PROMPT])
+
+
+def test_without_a_mask_for_decoding_it_only_trains():
+    register_attention("blind", attend)
+    try:
+        with pytest.raises(ValueError, match=r"attention 'blind' was registered without visible\(query, key\)"):
+            inference_config(replace(CONFIG, attention="blind"), make_mesh("1,1,1,1", jax.devices()[:1]), 64)
+    finally:
+        del REGISTERED["blind"]
+
+
+def test_it_is_part_of_a_runs_identity(local):
+    """ringformer's own attentions compute the same; this one does not."""
+    kinds = {
+        name: run_identity(run_config(model=replace(CONFIG, attention=name)), "bytes")["model.attention"]
+        for name in ("ring", "vanilla", local)
+    }
+    assert kinds == {"ring": "ring", "vanilla": "ring", local: local}
+
+
+def test_estimates_compile_it(local):
+    workload = preset_workload("tiny", find_target("v5e-4"), 4096, attention=local)
+    assert peak_bytes(workload) > 0 and workload.ring_size == 4
+    pytest.importorskip("libtpu")
+    text = lower_attention(workload.with_kernel()[0]).lowered.as_text()
+    plain = lower_attention(replace(workload, model=replace(workload.model, attention="ring")).with_kernel()[0])
+    assert text != plain.lowered.as_text()
+
+
+def test_names_that_cannot_be():
+    with pytest.raises(ValueError, match="attention 'ring' is registered already"):
+        register_attention("ring", attend)
+    with pytest.raises(
+        ValueError, match=r"unknown attention 'nowhere'; known: vanilla, .*; a config file may"
+    ):
+        replace(CONFIG, attention="nowhere")
+    assert not REGISTERED
