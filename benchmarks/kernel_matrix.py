@@ -12,11 +12,12 @@ that agree in it share a cell; and a cell stands for all lengths with its chunks
   shortest length of its chunks and two key heads, with which it keeps most; heads of 128 with one query head have,
   besides, the longest and 16 key heads, with which it keeps fewest. Causal or not is data of the grid: both bodies are
   in each kernel.
-- A window adds comparisons to masked pairs: a cell with a window of 4,096 keys for heads of 128, four to a key head.
+- A window adds comparisons to masked pairs: a cell with a window of 4,096 keys for heads of 128, four to a key head,
+  and for each preset with windows, in the chunks of its layers with windows.
 - A backward adds to gradients that arrived, as on a ring. One that does not, as on one device, lacks a copy: one a
   chip.
 
-The compiler takes 0.3 to 20 CPU-seconds a cell, about 30 CPU-minutes in all. The file is written after each cell, and
+The compiler takes 0.3 to 20 CPU-seconds a cell, about an hour of CPU in all. The file is written after each cell, and
 the same command goes on where it ended; it compiles anew what failed, what another compiler compiled, and everything if
 the kernels' code is another (its comments aside).
 """
@@ -40,8 +41,11 @@ import jax.numpy as jnp
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
-from ringformer.models.families.llama import PRESETS, LlamaConfig, preset
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.decoder_layers import attention_options
 from ringformer.models.kernel_choice import with_kernel
+from ringformer.models.layer_kinds import LayerKind
+from ringformer.models.registry import FAMILIES, preset_config
 from ringformer.ops.kernels import flash_backward, flash_forward, kernel_tools
 
 LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64))
@@ -75,10 +79,24 @@ class Cell(NamedTuple):
         return f"{self.generation}, {shape}, {self.tokens:,} tokens, masks: {self.masks}, {self.kind}{more}"
 
 
-def shapes() -> dict[tuple[int, int], LlamaConfig]:
+PRESETS = [name for family in FAMILIES.values() if family.hugging_face for name in family.presets]
+
+
+def shapes() -> dict[tuple[int, int], DecoderConfig]:
     """A preset for each number of query heads a key head, and of their features."""
-    models = [LlamaConfig(**preset(name) | {"kernel": "auto"}) for name in PRESETS]
-    return {(m.num_heads // m.num_kv_heads, m.head_dim): m for m in models[::-1]}
+    models = [preset_config(name, kernel="auto") for name in PRESETS]
+    return {_shape(m): m for m in models[::-1]}
+
+
+def _shape(model: DecoderConfig) -> tuple[int, int]:
+    return model.num_heads // model.num_kv_heads, model.head_dim
+
+
+def in_windows() -> list[DecoderConfig]:
+    """Models with windows: the presets', and one for heads of 128, four to a key head."""
+    models = [preset_config(name, kernel="auto") for name in PRESETS]
+    usual = next(m for m in models if _shape(m) == (4, 128) and not m.window)
+    return [m for m in models if m.window] + [replace(usual, window=WINDOW)]
 
 
 def cells(generation: str) -> Iterator[Cell]:
@@ -87,7 +105,7 @@ def cells(generation: str) -> Iterator[Cell]:
     for (heads, head_dim), model in shapes().items():
         lengths: dict[tuple[int, int], list[int]] = {}
         for tokens, ranks in product(LENGTHS, RANKS):
-            chosen = cast(LlamaConfig, with_kernel(model, "tpu", chip, tokens, ring_size=ranks)[0])
+            chosen = cast(DecoderConfig, with_kernel(model, "tpu", chip, tokens, ring_size=ranks)[0])
             if chosen.kernel == "pallas":
                 assert chosen.q_chunk and chosen.k_chunk
                 lengths.setdefault((chosen.q_chunk, chosen.k_chunk), []).append(tokens)
@@ -98,13 +116,12 @@ def cells(generation: str) -> Iterator[Cell]:
                 masks = MASKS if _has_room_for_bias(generation, heads, head_dim, chunks) else MASKS[:2]
                 kernels = [(name, kind) for name in masks for kind in KINDS]
                 wanted |= {Cell(generation, heads, head_dim, *chunks, length, key_heads, *of) for of in kernels}
-        if (heads, head_dim) == (4, 128):
-            windowed = replace(model, window=WINDOW)
-            chosen = cast(LlamaConfig, with_kernel(windowed, "tpu", chip, LENGTHS[-1], ring_size=RANKS[-1])[0])
-            if chosen.kernel == "pallas":
-                assert chosen.q_chunk and chosen.k_chunk
-                place = chosen.q_chunk, chosen.k_chunk, LENGTHS[-1], FEW_KEY_HEADS
-                wanted |= {Cell(generation, heads, head_dim, *place, IN_WINDOW, kind) for kind in KINDS}
+    for windowed in in_windows():
+        chosen = cast(DecoderConfig, with_kernel(windowed, "tpu", chip, LENGTHS[-1], ring_size=RANKS[-1])[0])
+        if chosen.kernel == "pallas":
+            options = attention_options(chosen, LayerKind(windowed.window), LENGTHS[-1])
+            place = options["q_chunk"], options["k_chunk"], LENGTHS[-1], FEW_KEY_HEADS
+            wanted |= {Cell(generation, *_shape(windowed), *place, IN_WINDOW, kind) for kind in KINDS}
     longest = max(c for c in wanted if (c.heads, c.head_dim, c.masks, c.kind) == (1, 128, MASKS[1], KINDS[-1]))
     yield from sorted({*wanted, longest._replace(adds=False)}, key=lambda c: (c.q_chunk * c.k_chunk, c))
 

@@ -43,6 +43,10 @@ PRESETS: dict[str, dict] = {
 """Models, the last one with changes that show what its windows save."""
 
 TPU, GPU, LENGTH = "v5e-256", "8xH100", 2**20
+ORIGIN = {
+    "what": "compiled to the schedule on TPU, seconds modelled from it; closed forms on GPU, and for longest contexts",
+    "command": "python benchmarks/models.py",
+}
 BEGIN, END = "<!-- models: written by benchmarks/models.py -->", "<!-- end -->"
 
 
@@ -93,7 +97,6 @@ def entry(name: str) -> dict:
     lengths = {target: longest(name, target) for target in (TPU, GPU)}
     return {
         "date": datetime.date.today().isoformat(),
-        "command": f"python benchmarks/models.py --only={name!r}",
         "longest_closed_form": lengths,
         TPU: compiled(name),
         GPU: counted(name, min(lengths[GPU], LENGTH // 2)) if lengths[GPU] else None,
@@ -129,10 +132,9 @@ if __name__ == "__main__":
     parser.add_argument("--page", type=Path, default=Path("docs/models.md"))
     asked = parser.parse_args()
     only_compilers()
-    entries = json.loads(asked.out.read_text()) if asked.out.is_file() else {}
+    entries = json.loads(asked.out.read_text())["presets"] if asked.out.is_file() else {}
     for name in [asked.only] if asked.only else PRESETS:
         entries[name] = entry(name)
-        asked.out.write_text(json.dumps(entries, indent=1) + "\n")
+        asked.out.write_text(json.dumps(ORIGIN | {"presets": entries}, indent=1) + "\n")
         print(name, json.dumps(entries[name]), flush=True)
-        if asked.page.is_file():
-            write_table(asked.page, BEGIN, table(entries), END)
+    write_table(asked.page, BEGIN, table(entries), END)

@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 20, "query_pre_attn_scalar": 24, "num_hidden_layers": 8}),
+    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 20, "query_pre_attn_scalar": 24, "num_hidden_layers": 14}),
 }
 """Class of transformers, and keys of its configuration, by family."""
 
@@ -63,8 +63,10 @@ def save_tiny(family: str, folder: Path, seed: int = 0, **changes: Any) -> trans
     cls = getattr(transformers, f"{FAMILIES[family][0]}ForCausalLM")
     model = cls(hf_config(family, **changes)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
+            elif "embed" in name and model.config.tie_word_embeddings:
+                parameter *= 0.05  # or every token would be followed by itself
     model.save_pretrained(folder)
     return model

@@ -1,24 +1,32 @@
 """An attention of one's own inside a family: trained over a ring, resumed as itself, estimated, generated from."""
 
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
 
 from ringformer import register_attention, ring_attention
+from ringformer.cli import main
 from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.programs import lower_attention
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import preset_workload
 from ringformer.inference.programs import inference_config
 from ringformer.models.own_attention import REGISTERED
+from ringformer.models.registry import FAMILIES, preset_config
 from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import abstract_model
 from ringformer.runs.identity import run_identity
 from tests.helpers import relative_error
 from tests.inference.models import CONFIG, generator
 from tests.models.test_families import tiny
 from tests.runs.test_identity import config as run_config
+from tests.train.runs import read_metrics
 from tests.train.test_step import trained
+
+ROOT = Path(__file__).parents[2]
 
 WINDOW, PROMPT = 7, [5, 9, 20, 3, 1]
 
@@ -86,8 +94,47 @@ def test_estimates_compile_it(local):
 def test_names_that_cannot_be():
     with pytest.raises(ValueError, match="attention 'ring' is registered already"):
         register_attention("ring", attend)
-    with pytest.raises(
-        ValueError, match=r"unknown attention 'nowhere'; known: vanilla, .*; a config file may"
-    ):
+    with pytest.raises(ValueError, match=r"unknown attention 'nowhere'; known: vanilla, .*; a config file may"):
         replace(CONFIG, attention="nowhere")
     assert not REGISTERED
+
+
+def blocks_of(page: str) -> list[str]:
+    text = (ROOT / page).read_text()
+    return [block.partition("```")[0] for block in text.split("```python\n")[1:]]
+
+
+def test_the_window_of_the_how_to_trains(tmp_path):
+    """The page's config as it stands, on a smaller model: two steps on a ring of eight, as with the family's window."""
+    page = blocks_of("docs/how-to/another-model.md")[0]
+    assert len([line for line in page.splitlines() if line]) == 8
+    (tmp_path / "mine.py").write_text(page)
+    (tmp_path / "text.txt").write_text("the ring carries blocks of keys and values around " * 400)
+    small = {"hidden_size": 32, "intermediate_size": 40, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+    small |= {"head_dim": 8, "vocab_size": 257, "q_chunk": 64, "k_chunk": 64}
+    common = {"seq_len": 2048, "batch_size": 1, "steps": 2, "mesh_dim": "1,1,1,8", "eval_every": 0}
+    common |= {"data.store": tmp_path / "store", "data.source": f"text:{tmp_path}/text.txt", "data.held_out": 0.0}
+    words = [f"--config.model.{name}={value}" for name, value in (small | {"compute_dtype": "float32"}).items()]
+    words += [f"--config.{name}={value}" for name, value in common.items()]
+    try:
+        train = ["train", f"--config={tmp_path}/mine.py", *words]
+        assert main([*train, f"--config.run_dir={tmp_path}/a"]) == 0
+        windowed = ["--config.model.attention=ring", "--config.model.window=512", "--config.model.layer_types=W"]
+        del REGISTERED["local"]
+        assert main([*train, f"--config.run_dir={tmp_path}/b", *windowed]) == 0
+    finally:
+        REGISTERED.pop("local", None)
+    losses = [[row["loss"] for row in read_metrics(str(tmp_path / run)) if "loss" in row] for run in "ab"]
+    assert len(losses[0]) == 2 and losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_decoder_of_the_how_to_is_a_family():
+    """The page's class is built, counted and refused on meshes as those of ringformer."""
+    names: dict = {"__name__": "mine"}
+    exec(compile(blocks_of("docs/how-to/another-model.md")[1], "another-model.md", "exec"), names)
+    try:
+        config = preset_config("mine_tiny")
+        shapes = jax.tree.leaves(abstract_model(config)[1])
+        assert sum(math.prod(x.shape) for x in shapes) == config.num_params and config.letters == "WWWF"
+    finally:
+        del FAMILIES["mine"]

@@ -23,7 +23,7 @@ from ringformer.estimate.search.parallelism import is_possible, parallelisms, wi
 from ringformer.estimate.workload import Workload, described
 from ringformer.hardware import GiB
 from ringformer.models.config_checks import OFFLOADABLE
-from ringformer.ops.layouts import VISIBLE
+from ringformer.ops.layouts import VISIBLE, WINDOWED
 from ringformer.ops.ring_hops import RingForm
 from ringformer.ops.work_list import default_chunk
 
@@ -84,6 +84,8 @@ def candidates(goal: Workload) -> list[Candidate]:
     for mesh in meshes(goal):
         shape, tp = mesh.model, mesh.mesh_shape[2]
         layouts = sorted(VISIBLE, key=lambda layout: layout != "zigzag")  # stable: zigzag first among equals
+        if any(shape.windows):
+            layouts = [layout for layout in layouts if layout in WINDOWED]
         for layout, form in [*((layout, mesh) for layout in layouts), *(("zigzag", x) for x in promising(mesh))]:
             blocks = {"kernel": "xla", "q_chunk": None, "k_chunk": None}
             auto = replace(form, model=replace(form.model, layout=layout, kernel="auto", q_chunk=None, k_chunk=None))

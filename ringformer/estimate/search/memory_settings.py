@@ -26,6 +26,7 @@ def possible_settings(model: DecoderConfig) -> Iterator[MemorySettings]:
 def possible_head_groups(model: DecoderConfig) -> list[int]:
     """Return the numbers of groups that the key heads can be split into."""
     alone = model.offload and model.remat == "attention"  # the outputs of groups would stay on the device
+    alone |= model.PARTS.qk_norm == "width"  # over the heads of all groups
     return [g for g in range(1, model.num_kv_heads + 1) if model.num_kv_heads % g == 0][: 1 if alone else None]
 
 

@@ -1,0 +1,35 @@
+"""The table of docs/models.md is that of its file, and windows save what they should."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.models import BEGIN, GPU, PRESETS, TPU, counted, longest, table
+from ringformer.models.registry import FAMILIES, family_of
+
+ROOT = Path(__file__).parents[2]
+ENTRIES = json.loads((ROOT / "results" / "models.json").read_text())["presets"]
+
+
+def test_the_page_has_the_table():
+    assert table(ENTRIES) in (ROOT / "docs" / "models.md").read_text().partition(BEGIN)[2]
+    families = {family_of(name).config for name in ENTRIES if "," not in name}
+    assert families == {family.config for family in FAMILIES.values() if family.hugging_face} and list(ENTRIES) == list(
+        PRESETS
+    )
+
+
+@pytest.mark.parametrize("name", ["qwen3_8b", "gemma3_12b"])
+def test_closed_forms_are_todays(name):
+    entry = ENTRIES[name]
+    assert longest(name, GPU) == entry["longest_closed_form"][GPU]
+    now = counted(name, entry[GPU]["seq_len"])
+    assert now["step_seconds_model"] == pytest.approx(entry[GPU]["step_seconds_model"], rel=1e-6)
+
+
+def test_windows_take_a_quarter_of_full_attention():
+    """Gemma 3 12B, five of six layers in windows of 1024, one sequence of a million tokens on v5e-256, compiled."""
+    windowed, full = (ENTRIES[name][TPU] for name in ("gemma3_12b", "gemma3_12b, full attention"))
+    assert windowed["seq_len"] == full["seq_len"] == 2**20
+    assert windowed["step_seconds_model"] <= full["step_seconds_model"] / 4
