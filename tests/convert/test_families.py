@@ -64,7 +64,11 @@ def continued(folder, tokens: int) -> list[int]:
     return text[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("family", TINY)
+QUICK = "qwen2", "ministral3", "olmo3", "gemma3"
+"""Families whose layers have all parts between them; the others are slow tests."""
+
+
+@pytest.mark.parametrize("family", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in TINY])
 @pytest.mark.parametrize("mesh_dim", ["1,1,2,4", pytest.param("1,2,4,1", marks=pytest.mark.slow)])
 def test_greedy_tokens(converted, family, mesh_dim):
     """On a ring and with tp, with two key heads for two or four ranks."""

@@ -53,7 +53,11 @@ def alone():
     return of
 
 
-@pytest.mark.parametrize("family", [family for family in TINY if family != "llama"])
+QUICK = "qwen2", "olmo3", "gemma3"
+OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in TINY if family not in (*QUICK, "llama")]
+
+
+@pytest.mark.parametrize("family", [*QUICK, *OTHERS])
 @pytest.mark.parametrize(("mesh_dim", "change"), MESHES)
 def test_a_ring_trains_as_one_device(alone, family, mesh_dim, change):
     """Packed documents, two steps: losses, the gradient of every parameter, the parameters."""
