@@ -20,7 +20,7 @@ from ringformer.inference.cached_attention import attend_token
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import ALL, REST
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.decoder_layers import placements, width_norm
+from ringformer.models.decoder_layers import placements, with_parts
 from ringformer.models.layer_kinds import LayerKind, scan_periods
 from ringformer.models.own_attention import REGISTERED
 from ringformer.models.rms_norm import rms_norm
@@ -67,12 +67,11 @@ def decode_hidden(
             h = x if parts.norms == "after" else norm(x, w["attention_norm"]["scale"])
             q, k, v = _projections(h, [attention[name] for name in ("wq", "wk", "wv")], sizes)
             q, k, v = (rearrange(y, "b (h d) -> b 1 h d", d=c.head_dim) for y in (q, k, v))
-            if parts.bias:
-                q, k, v = (y + attention[name] for y, name in ((q, "bq"), (k, "bk"), (v, "bv")))
-            if parts.qk_norm == "head":
-                q, k = (norm(y, attention[name]) for y, name in ((q, "q_norm"), (k, "k_norm")))
-            elif parts.qk_norm == "width":
-                q, k = (width_norm(y, attention[n], c.norm_eps, "tp") for y, n in ((q, "q_norm"), (k, "k_norm")))
+            biases, norms = (
+                [attention[name] for name in names if name in attention]
+                for names in (("bq", "bk", "bv"), ("q_norm", "k_norm"))
+            )
+            q, k, v = with_parts(c, q, k, v, biases, norms, "tp")
             q, k = placed[c.ropes.index(kind.rope)](q, k)
             heads = rearrange(q, "b 1 (k g) d -> b k g d", k=k.shape[2])
             cached_k, cached_v = (layer_of(x, i, slots) for x in (cache.k, cache.v))

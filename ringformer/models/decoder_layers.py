@@ -3,7 +3,7 @@
 Shape letters as in `decoder.py`. With tp, x and the result are a rank's part t of the local tokens T.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -148,13 +148,29 @@ class Attention(nnx.Module):
         if scale is not None:
             x = rms_norm(x, scale, eps, parts.norm_offset)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
-        if parts.bias:
-            q, k, v = (y + b for y, b in zip((q, k, v), more, strict=False))
+        biases = more[:3] if parts.bias else ()
+        norms = more[-2:] if parts.qk_norm == "width" else ()
         if parts.qk_norm == "head":
-            q, k = (rms_norm(y, norm[...], eps, parts.norm_offset) for y, norm in ((q, self.q_norm), (k, self.k_norm)))
-        elif parts.qk_norm == "width":
-            q, k = (width_norm(y, norm, eps, axes.tp) for y, norm in zip((q, k), more[-2:], strict=True))
+            norms = self.q_norm[...], self.k_norm[...]
+        q, k, v = with_parts(self.config, q, k, v, biases, norms, axes.tp)
         return attend(*placement(q, k), v)
+
+
+def with_parts(c: DecoderConfig, q, k, v, biases: Sequence, norms: Sequence, tp: str | None):
+    """Add biases to q, k and v, and normalise q and k, if the family does.
+
+    Args:
+      biases: of q, k and v, or none. norms: scales of q and k, or none. tp: axis that shares the heads.
+    """
+    if biases:
+        q, k, v = (y + b for y, b in zip((q, k, v), biases, strict=True))
+    if norms:
+        one_head, eps, offset = c.PARTS.qk_norm == "head", c.norm_eps, c.PARTS.norm_offset
+        q, k = (
+            rms_norm(y, scale, eps, offset) if one_head else width_norm(y, scale, eps, tp)
+            for y, scale in zip((q, k), norms, strict=True)
+        )
+    return q, k, v
 
 
 def width_norm(x: Float[Array, "B T h d"], scale: Float[Array, "h d"], eps: float, tp: str | None):

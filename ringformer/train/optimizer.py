@@ -25,7 +25,7 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.
 
     Args:
       letters: shape letters of the parameters (`abstract_model`); weight decay applies to all parameters except
-      vectors.
+      vectors: those of one letter, and those of heads and their features alone (biases, norms over all heads).
     """
     return optax.adamw(
         schedule(config, steps),
@@ -33,7 +33,7 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.
         b2=config.b2,
         eps=config.eps,
         weight_decay=config.weight_decay,
-        mask=jax.tree.map(lambda letter: len(letter) > 1, letters),
+        mask=jax.tree.map(lambda of: len(of) > 1 and not set(of) <= set("HKd"), letters),
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,8 @@ from ringformer.models.flops import visible_keys
 from ringformer.models.layer_kinds import LayerKind, Period, periods_of
 from ringformer.models.registry import FAMILIES, preset_config
 from ringformer.parallel.parameters import abstract_model
+from ringformer.runs.config import OptimizerConfig
+from ringformer.train.optimizer import make_optimizer
 from tests.convert.families import FAMILIES as TINY
 from tests.convert.families import hf_config
 from tests.helpers import relative_error
@@ -148,3 +151,16 @@ def test_a_norm_over_all_heads_has_no_head_groups():
 def test_growing_queries_need_an_original_context():
     with pytest.raises(ValueError, match=r"query_growth=0\.1 counts the original contexts"):
         preset_config("ministral3_8b", rope_scaling={"kind": "none"})
+
+
+@pytest.mark.parametrize("family", ["qwen2", "olmo3"])
+def test_biases_and_scales_do_not_decay(family):
+    """With gradients of zero, AdamW changes matrices alone."""
+    _, shapes, letters = abstract_model(tiny(family))
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0, weight_decay=0.5), 10, letters)
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape), shapes)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, ones), optimizer.init(ones), ones)
+    decayed = {jax.tree_util.keystr(path): bool((x != 0).any()) for path, x in jax.tree.leaves_with_path(updates)}
+    vectors = [name for name in decayed if "norm" in name or "'b" in name]
+    assert vectors and not any(decayed[name] for name in vectors)
+    assert all(on for name, on in decayed.items() if name not in vectors)

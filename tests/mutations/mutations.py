@@ -1011,8 +1011,8 @@ MUTATIONS = [
     Mutation(
         "biases are forgotten",
         "models/decoder_layers.py",
-        "q, k, v = (y + b for y, b in zip((q, k, v), more, strict=False))",
-        "q, k, v = (y for y, b in zip((q, k, v), more, strict=False))",
+        "q, k, v = (y + b for y, b in zip((q, k, v), biases, strict=True))",
+        "q, k, v = (y for y, b in zip((q, k, v), biases, strict=True))",
         "convert/test_families.py::test_logits_and_tensors[qwen2]",
     ),
     Mutation(
