@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.data import too_often, too_short
 from ringformer.hardware import chip_of
-from ringformer.models.registry import flops_per_token
+from ringformer.models.registry import flops_per_token, registered_by
 from ringformer.runs.folder import RunFolder
 from ringformer.runs.metrics import Reporter
 from ringformer.runs.record import describe
@@ -117,13 +117,14 @@ class StepReports:
     def _announce(self, run: Run, folder: RunFolder) -> None:
         """Describe the run, and warn of suspicious data."""
         config, mesh, model, start = run.config, run.program.mesh, run.program.model, self._start
+        family = "".join(f"{name}, " for key, name in registered_by(config.model).items() if key == "family")
         chunks = getattr(model, "q_chunk", None), getattr(model, "k_chunk", None)
         gathered = getattr(model, "ring", "") == "gathered"
         shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
         changed = context_changes(config) if start == 0 and config.init_from else []
         lengths, passes = run.train_data.document_lengths(), run.train_data.passes(config.steps)
         lines = [
-            f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
+            f"{family}{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
             f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}",
             *folder.damage,
             *self._reporter.gaps,
