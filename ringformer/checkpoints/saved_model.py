@@ -43,6 +43,8 @@ def model_of(run_dir: str | Path) -> ModelConfig:
     try:
         return family.config(**saved["model"])
     except (TypeError, ValueError) as error:
+        if "unknown attention" in str(error):
+            raise ValueError(f"{run_dir}: {error}, the one that registered it") from None
         raise ValueError(f"{run_dir}/config.json describes no {family.config.__name__} ({error}); {advice}") from None
 
 

@@ -91,8 +91,7 @@ def _token_ids(run_dir: Path, run: dict[str, Any], hf: dict[str, Any]) -> dict[s
     """Return the special ids of the imported model, or else the end-of-document id of the tokenizer."""
     ids: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     if hf:
-        ids |= {"bos_token_id": 1, "eos_token_id": 2}  # transformers' defaults
-        return {key: hf.get(key, default) for key, default in ids.items()}
+        return {key: hf.get(key) for key in ids}
     copied = run_dir / "tokenizer.model"
     tokenizer = load_tokenizer(str(copied) if copied.is_file() else run["data"]["tokenizer"])
     return ids | {"eos_token_id": tokenizer.eos_id}

@@ -5,6 +5,7 @@ from typing import Any
 
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.families.huggingface import check_numbers
+from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import FAMILIES, Family, hugging_face_of
 
 SIZES = {
@@ -21,7 +22,18 @@ OPTIONAL_FIELDS = {
     "initializer_range": ("init_std", 0.02),
     "tie_word_embeddings": ("tie_embeddings", False),
 }
-"""Field of `DecoderConfig` and transformers' default for each key."""
+"""Field of `DecoderConfig` and transformers' usual default for each key."""
+
+OUTER = (
+    "quantization_config",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "torch_dtype",
+)
+"""Keys that a vision model decides for its text model."""
 
 REQUIRED_VALUES: dict[str, tuple] = {"partial_rotary_factor": (None, 1, 1.0), "quantization_config": (None,)}
 """Values of a config.json that every family implements; each adds its own (`HuggingFace.required`)."""
@@ -65,18 +77,18 @@ def from_hf_config(hf: dict[str, Any]) -> DecoderConfig:
             raise ValueError(f"config.json has {key}={hf[key]!r}, must be a whole number of at least 1")
     check_numbers({key: hf[key] for key in NUMBERS if key in hf})
     heads = hf["num_attention_heads"]
-    defaults = {"rms_norm_eps": table.norm_eps, "tie_word_embeddings": table.tied}
     return family.config(
         **{ours: hf[theirs] for theirs, ours in SIZES.items()},
         num_kv_heads=hf.get("num_key_value_heads", heads),
-        head_dim=hf.get("head_dim", table.head_dim or hf["hidden_size"] // heads),
-        **{ours: hf.get(theirs, defaults.get(theirs, default)) for theirs, (ours, default) in OPTIONAL_FIELDS.items()},
+        head_dim=hf.get("head_dim", hf["hidden_size"] // heads),
+        **{ours: hf.get(theirs, default) for theirs, (ours, default) in OPTIONAL_FIELDS.items()},
         **table.read(hf),
     )
 
 
 def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
-    """Return the config.json of the text model, which a vision model wraps in its own, and the family of the model.
+    """Return the config.json of the text model, which a vision model wraps in its own, and the model's family. Absent
+    keys have the defaults of transformers.
 
     Raises ValueError for a family that ringformer does not have; the message names the nearest.
     """
@@ -93,17 +105,15 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
                     f"config.json has model_type={hf['model_type']!r}: only {table.model_type!r} can be converted as "
                     f"{name}"
                 )
-            return hf, family
+            return {**table.defaults, **hf}, family
         if name == table.wrapper is not None and type(inner := hf.get("text_config")) is dict:
             if inner.get("model_type", table.model_type) != table.model_type:
                 raise ValueError(
                     f"the text_config of this {name} is a {inner['model_type']!r}: only {table.model_type!r} can be "
                     "converted"
                 )
-            outer: dict[str, Any] = {
-                key: hf[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if key in hf
-            }
-            return outer | inner, family
+            outer = {key: hf[key] for key in OUTER if hf.get(key) is not None}
+            return {**table.defaults, **inner, **outer}, family
     known = [table.architecture for table, _ in tables]
     named = ", ".join(map(str, architectures)) if type(architectures) is list else repr(architectures)
     nearest = get_close_matches(named, known, 1, 0.0)[0]
@@ -123,12 +133,17 @@ def to_hf_config(config: DecoderConfig, *, max_position: int, dtype: str, token_
     table = hugging_face_of(type(config))
     if table is None:
         raise ValueError(f"{type(config).__name__} has no translation to Hugging Face's config.json")
+    if config.attention in REGISTERED:
+        raise ValueError(
+            f"the model has attention {config.attention!r}, which transformers' {table.architecture} has not: it "
+            "cannot be exported"
+        )
     if config.window and not _has_window(table.write(config)):
         raise ValueError(
             f"window={config.window}: transformers' {table.architecture} has no sliding window for all layers, so it "
             "cannot be exported"
         )
-    if config.hidden_size % config.num_heads and table.head_dim is None:
+    if config.hidden_size % config.num_heads and "head_dim" not in table.defaults:
         raise ValueError(
             f"hidden_size={config.hidden_size} is not a multiple of num_heads={config.num_heads}: transformers refuses "
             f"such a {table.model_type}"

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ringformer.checkpoints.saved_model import model_of
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder
+from ringformer.files.untrusted import read_object
 from ringformer.inference.generator import load_model
 from ringformer.models.decoder import Decoder
+from ringformer.models.own_attention import REGISTERED
 
 TOLERANCE = 1e-4
 """Largest absolute difference between logits at which two models count as the same."""
@@ -58,7 +61,8 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int 
     expected, tokens = _transformers_logits(Path(hf), length, seed)
     gc.collect()
     with jax.default_device(jax.devices("cpu")[0]):
-        model = load_model(run_dir, compute_dtype="float32", attention="blockwise")
+        own = getattr(model_of(run_dir), "attention", "") in REGISTERED
+        model = load_model(run_dir, compute_dtype="float32", **{} if own else {"attention": "blockwise"})
         if model.config.vocab_size != expected.shape[-1]:
             raise ValueError(
                 f"{hf} has a vocabulary of {expected.shape[-1]} tokens, {run_dir} one of {model.config.vocab_size}: "
@@ -91,6 +95,11 @@ def _transformers_logits(path: Path, length: int, seed: int) -> tuple[np.ndarray
         raise ValueError("verify compares with transformers: pip install 'transformers>=5' torch") from None
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
+    if "text_config" in read_object(path, "config.json"):
+        raise ValueError(
+            f"{path} is a vision model, of which only the text model was brought: export it with ringformer convert "
+            "to-hf, and verify that folder"
+        )
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     ).eval()

@@ -86,10 +86,16 @@ def decode_hidden(
             x = x + (y if parts.norms == "before" else norm(y, w["feedforward_output_norm"]["scale"]))
         return x, (k, v)
 
-    def run(kind: LayerKind, x, rows, _):
-        return lax.scan(partial(layer, kind), x, rows)
+    def of_layer(kind: LayerKind, x, i):
+        row = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, i, keepdims=False), weights["layers"])
+        return layer(kind, x, (i, row))
 
-    x, (k, v) = scan_periods(c.periods, run, x, (jnp.arange(c.num_layers), weights["layers"]))
+    def run(kind: LayerKind, x, rows, _):
+        return lax.scan(partial(layer if equal else of_layer, kind), x, rows)
+
+    numbers, equal = jnp.arange(c.num_layers), len(set(c.layer_kinds)) == 1
+    # A part of the layers would be a copy of their weights: layers of several kinds are read by number.
+    x, (k, v) = scan_periods(c.periods, run, x, (numbers, weights["layers"]) if equal else numbers)
     return norm(x, weights["norm"]["scale"]), k, v
 
 

@@ -24,10 +24,14 @@ def check_folders(run_dir: Path, config: Config) -> None:
         raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and choose another run_dir")
     here = config.model
     inherited = [name for name in here.INHERITED if name not in here.CONTEXT]
-    for folder, fields in ((run_dir, here.ARCHITECTURE), (config.init_from, (*here.ARCHITECTURE, *inherited))):
+    advice = "leave out what the config changes of it, or choose another init_from"
+    for folder, fields, what in (
+        (run_dir, here.ARCHITECTURE, "choose another folder"),
+        (config.init_from, (*here.ARCHITECTURE, *inherited), advice),
+    ):
         begun = folder and (Path(folder) / CONFIG).is_file()
         if begun and (clash := _differences(model_of(folder), here, fields, "{} there, {} here")):
-            raise ValueError(f"{folder} holds a run of another model ({'; '.join(clash)}): choose another folder")
+            raise ValueError(f"{folder} holds another model ({'; '.join(clash)}): {what}")
 
 
 def context_changes(config: Config) -> list[str]:

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from ringformer.cli import main
 from ringformer.convert import from_hf, to_hf
-from ringformer.convert.hf_config import from_hf_config, to_hf_config
+from ringformer.convert.hf_config import from_hf_config, text_config, to_hf_config
 from ringformer.convert.verify_logits import TOLERANCE, verify
 from ringformer.inference.generator import Generator
 from ringformer.models.registry import FAMILIES, preset_config
@@ -181,3 +182,41 @@ def test_the_verbs_bring_a_family(converted, tmp_path, capsys):
     assert main(["convert", "verify", str(theirs), str(tmp_path / "ours")]) == 0
     assert "verdict: the same model" in capsys.readouterr().out
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["family"] == "qwen3"
+
+
+def test_absent_keys_have_the_values_of_transformers():
+    """Those that the files of released models leave out."""
+    for name, (theirs, _) in TINY.items():
+        cls = getattr(transformers, f"{theirs}TextConfig" if theirs == "Gemma3" else f"{theirs}Config")
+        defaults = FAMILIES[name].hugging_face.defaults
+        assert {key: getattr(cls, key) for key in defaults} == defaults
+        for key, usual in (("rms_norm_eps", 1e-6), ("tie_word_embeddings", False), ("num_key_value_heads", None)):
+            assert defaults.get(key, usual) == getattr(cls, key)
+    released = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    released |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "model_type": "gemma3_text"}
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": released}
+    assert from_hf_config(outer) == preset_config("gemma3_4b")
+
+
+def test_the_vision_model_decides_ids_ties_and_quantization():
+    text = described("gemma3") | {"tie_word_embeddings": True, "eos_token_id": 1}
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    merged, _ = text_config(outer | {"tie_word_embeddings": False, "eos_token_id": [1, 106]})
+    assert merged["eos_token_id"] == [1, 106] and merged["tie_word_embeddings"] is False
+    with pytest.raises(ValueError, match="has quantization_config="):
+        from_hf_config(outer | {"quantization_config": {"quant_method": "fp8"}})
+
+
+@pytest.mark.parametrize("family", ["gemma3", "olmo3"])
+def test_full_layers_alone_go_back(tmp_path, family):
+    """transformers wants a window of these families even if no layer has one."""
+    save_tiny(family, tmp_path / "theirs", num_hidden_layers=3, layer_types=["full_attention"] * 3)
+    from_hf(tmp_path / "theirs", tmp_path / "ours")
+    to_hf(tmp_path / "ours", tmp_path / "back")
+    assert verify(tmp_path / "back", tmp_path / "ours", length=48).max_difference <= TOLERANCE
+
+
+def test_a_vision_model_is_verified_by_its_text_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {}}))
+    with pytest.raises(ValueError, match="is a vision model, of which only the text model was brought"):
+        verify(tmp_path, tmp_path)

@@ -9,6 +9,7 @@ import pytest
 
 from ringformer import register_attention, ring_attention
 from ringformer.cli import main
+from ringformer.convert.hf_config import to_hf_config
 from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.programs import lower_attention
 from ringformer.estimate.targets import find_target
@@ -71,6 +72,11 @@ def test_without_a_mask_for_decoding_it_only_trains():
             inference_config(replace(CONFIG, attention="blind"), make_mesh("1,1,1,1", jax.devices()[:1]), 64)
     finally:
         del REGISTERED["blind"]
+
+
+def test_transformers_has_it_not(local):
+    with pytest.raises(ValueError, match="attention 'local', which transformers' LlamaForCausalLM has not"):
+        to_hf_config(replace(CONFIG, attention=local), max_position=64, dtype="float32", token_ids={})
 
 
 def test_it_is_part_of_a_runs_identity(local):

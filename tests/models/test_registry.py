@@ -66,7 +66,7 @@ def test_a_run_trains_and_lends_its_parameters(tmp_path):
     train(prepare(parse(values)))
     assert read_metrics(tmp_path / "b")[0]["loss"] < losses[0] - 1
     values.model.width = 48
-    with pytest.raises(ValueError, match="holds a run of another model"):
+    with pytest.raises(ValueError, match="holds another model"):
         prepare(parse(values))
 
 

@@ -12,7 +12,7 @@ from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.inference.cached_attention import cheaper_to_move
 from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.flops import PAIR_FORWARD, visible_keys
+from ringformer.models.flops import PAIR_FORWARD, visible_keys, working_params
 from ringformer.parallel.mesh import AXIS_NAMES
 
 
@@ -71,7 +71,7 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
     share, item = efficiency(target.generation, m.kernel, m.head_dim), itemsize(m)
     rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work
-    weights = m.num_params - 2 * m.vocab_size * m.hidden_size
+    weights = working_params(m) - m.vocab_size * m.hidden_size  # only the last token's logits are computed
     products = 2 * rows * workload.seq_len * weights
     visible = rows * workload.seq_len * visible_keys(m, workload.seq_len)
     pairs = PAIR_FORWARD * visible * m.num_heads * m.head_dim * m.num_layers

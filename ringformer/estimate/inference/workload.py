@@ -68,6 +68,8 @@ class InferenceWorkload(Workload):
         model.check_mesh(AbstractMesh(self.mesh_shape, AXIS_NAMES))
         if self.batch_size % dp:
             raise ValueError(f"{self.batch_size} rows on a mesh with dp={dp}: --batch_size must be a multiple of dp")
+        if self.chunks > 1 and any(model.windows):
+            raise ValueError(f"chunks of {self.chunk} tokens do not work with windows, whose prompts are read at once")
         unit = self.sizes.granule
         if self.seq_len % self.chunk or self.chunk % unit:
             raise ValueError(

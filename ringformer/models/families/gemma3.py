@@ -8,6 +8,7 @@ from ringformer.models.families.huggingface import (
     HuggingFace,
     read_layer_types,
     read_ropes,
+    usual,
     write_layer_types,
     write_ropes,
 )
@@ -70,9 +71,19 @@ def _read(hf: dict[str, Any]) -> dict[str, Any]:
 
 def _write(config: Gemma3Config) -> dict[str, Any]:
     scalar = config.query_pre_attn_scalar
-    return write_ropes(config) | write_layer_types(config) | {"query_pre_attn_scalar": int(scalar)}
+    return write_ropes(config) | write_layer_types(config, 4096) | {"query_pre_attn_scalar": int(scalar)}
 
 
+SIZES = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
+"""Defaults of transformers, which the files of released models leave out."""
 HUGGING_FACE = HuggingFace(
     "Gemma3ForCausalLM",
     "gemma3_text",
@@ -85,7 +96,6 @@ HUGGING_FACE = HuggingFace(
     },
     _read,
     _write,
-    head_dim=256,
-    tied=True,
+    usual(131072, (2, 1, 0), tie_word_embeddings=True, **SIZES),
     wrapper="Gemma3ForConditionalGeneration",
 )

@@ -25,13 +25,16 @@ class HuggingFace(NamedTuple):
     """Returns the fields of the configuration that only this family has, and those of its rope and window."""
     write: Callable[[Any], dict[str, Any]]
     """Returns the keys for those fields."""
-    head_dim: int | None = None
-    """Features of a head if config.json names none; None: hidden_size / num_attention_heads."""
-    norm_eps: float = 1e-6
-    tied: bool = False
-    """Defaults of transformers."""
+    defaults: Mapping[str, Any]
+    """Values that keys have in transformers if config.json lacks them."""
     wrapper: str | None = None
     """Class of a vision model that contains this model as its text_config, with tensors named language_model.*."""
+
+
+def usual(max_position: int, ids: tuple[int | None, ...], **more: Any) -> dict[str, Any]:
+    """Return `HuggingFace.defaults`: the context, the ids of (bos, eos, pad), and others by key."""
+    names = "bos_token_id", "eos_token_id", "pad_token_id"
+    return {"max_position_embeddings": max_position, **dict(zip(names, ids, strict=True)), **more}
 
 
 def read_rope(
@@ -145,10 +148,10 @@ def read_layer_types(hf: dict[str, Any], default: str, window: int | None) -> di
     return {"layer_types": shortest_pattern(letters), "window": window}
 
 
-def write_layer_types(config: Any) -> dict[str, Any]:
-    """Return the keys of layers that are full or in a window."""
+def write_layer_types(config: Any, unused: int | None = None) -> dict[str, Any]:
+    """Return the keys of layers that are full or in a window. `unused`: window of a model that has no such layer."""
     names = {letter: name for name, letter in LAYER_TYPES.items()} | {"N": "full_attention"}
-    return {"layer_types": [names[letter] for letter in config.letters], "sliding_window": config.window or None}
+    return {"layer_types": [names[letter] for letter in config.letters], "sliding_window": config.window or unused}
 
 
 def check_numbers(values: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.families.huggingface import HuggingFace, read_rope, write_rope
+from ringformer.models.families.huggingface import HuggingFace, read_rope, usual, write_rope
 from ringformer.models.families.shapes import shape
 from ringformer.ops.tokenwise.rope import RopeScaling
 
@@ -54,6 +54,7 @@ HUGGING_FACE = HuggingFace(
     {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)},
     read_rope,
     write_rope,
+    usual(2048, (1, 2, None)),
 )
 
 

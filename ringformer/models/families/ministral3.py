@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.families.huggingface import HuggingFace, check_numbers, read_rope, write_rope
+from ringformer.models.families.huggingface import HuggingFace, check_numbers, read_rope, usual, write_rope
 from ringformer.models.families.shapes import shape
 from ringformer.ops.tokenwise.rope import RopeScaling
 
@@ -74,7 +74,6 @@ HUGGING_FACE = HuggingFace(
     {"hidden_act": ("silu", "swish"), "sliding_window": (None,), "layer_types": (None,)},
     _read,
     _write,
-    head_dim=128,
-    norm_eps=1e-5,
+    usual(262144, (1, 2, 11), rms_norm_eps=1e-5, num_key_value_heads=8, head_dim=128),
     wrapper="Mistral3ForConditionalGeneration",
 )

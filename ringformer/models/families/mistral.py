@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.families.huggingface import HuggingFace, read_rope, write_rope
+from ringformer.models.families.huggingface import HuggingFace, read_rope, usual, write_rope
 from ringformer.models.families.shapes import shape
 
 
@@ -33,5 +33,10 @@ def _write(config: MistralConfig) -> dict[str, Any]:
 
 
 HUGGING_FACE = HuggingFace(
-    "MistralForCausalLM", "mistral", {"hidden_act": ("silu", "swish"), "layer_types": (None,)}, _read, _write
+    "MistralForCausalLM",
+    "mistral",
+    {"hidden_act": ("silu", "swish"), "layer_types": (None,)},
+    _read,
+    _write,
+    usual(131072, (1, 2, None), num_key_value_heads=8),
 )

@@ -7,6 +7,7 @@ from ringformer.models.families.huggingface import (
     HuggingFace,
     read_layer_types,
     read_ropes,
+    usual,
     write_layer_types,
     write_ropes,
 )
@@ -43,7 +44,7 @@ def _read(hf: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(config: Olmo3Config) -> dict[str, Any]:
-    return write_ropes(config) | write_layer_types(config)
+    return write_ropes(config) | write_layer_types(config, 4096)
 
 
 HUGGING_FACE = HuggingFace(
@@ -52,5 +53,5 @@ HUGGING_FACE = HuggingFace(
     {"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
     _read,
     _write,
-    norm_eps=1e-5,
+    usual(2048, (None, 50279, 1), rms_norm_eps=1e-5),
 )

@@ -7,6 +7,7 @@ from ringformer.models.families.huggingface import (
     HuggingFace,
     read_layer_types,
     read_rope,
+    usual,
     write_layer_types,
     write_rope,
 )
@@ -56,4 +57,7 @@ def write_prefix(config: PatternConfig) -> dict[str, Any]:
     return write_rope(config) | write_layer_types(config) | {"use_sliding_window": windowed, "max_window_layers": first}
 
 
-HUGGING_FACE = HuggingFace("Qwen2ForCausalLM", "qwen2", {"hidden_act": ("silu", "swish")}, read_prefix, write_prefix)
+DEFAULTS = usual(32768, (None, None, None), num_key_value_heads=32)
+HUGGING_FACE = HuggingFace(
+    "Qwen2ForCausalLM", "qwen2", {"hidden_act": ("silu", "swish")}, read_prefix, write_prefix, DEFAULTS
+)

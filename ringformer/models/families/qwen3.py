@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from ringformer.models.families.huggingface import HuggingFace
 from ringformer.models.families.layer_patterns import PatternConfig
-from ringformer.models.families.qwen2 import read_prefix, write_prefix
+from ringformer.models.families.qwen2 import DEFAULTS, read_prefix, write_prefix
 from ringformer.models.families.shapes import shape
 from ringformer.models.layer_kinds import Parts
 
@@ -37,5 +37,5 @@ HUGGING_FACE = HuggingFace(
     {"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
     read_prefix,
     write_prefix,
-    head_dim=128,
+    DEFAULTS | {"head_dim": 128},
 )

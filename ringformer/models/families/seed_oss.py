@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.families.huggingface import HuggingFace, read_rope, write_rope
+from ringformer.models.families.huggingface import HuggingFace, read_rope, usual, write_rope
 from ringformer.models.families.shapes import shape
 from ringformer.models.layer_kinds import Parts
 
@@ -27,4 +27,5 @@ REQUIRED = {
     "attention_out_bias": (False,),
     "mlp_bias": (False,),
 }
-HUGGING_FACE = HuggingFace("SeedOssForCausalLM", "seed_oss", REQUIRED, read_rope, write_rope, head_dim=128)
+DEFAULTS = usual(524288, (0, 2, 1), num_key_value_heads=8, head_dim=128)
+HUGGING_FACE = HuggingFace("SeedOssForCausalLM", "seed_oss", REQUIRED, read_rope, write_rope, DEFAULTS)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ringformer.models.families.huggingface import HuggingFace, read_rope, write_rope
+from ringformer.models.families.huggingface import HuggingFace, read_rope, usual, write_rope
 from ringformer.models.families.layer_patterns import PatternConfig, shortest_pattern
 from ringformer.models.families.shapes import shape
 
@@ -52,5 +52,5 @@ HUGGING_FACE = HuggingFace(
     },
     _read,
     _write,
-    tied=True,
+    usual(32768, (128000, 128001, 128004), num_key_value_heads=4, tie_word_embeddings=True),
 )
