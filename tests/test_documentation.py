@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from ringformer.cli.command_line import find_verb, make_parsers
-from ringformer.models import registry
+from ringformer.models import config_checks, own_attention, registry
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import load_config, parse_stages
 from tests import dense
@@ -151,6 +151,8 @@ def type_errors(*programs: Path) -> list[str]:
 @pytest.mark.parametrize("block", FRAGMENTS, ids=lambda block: block.where)
 def test_a_config_is_one(block, monkeypatch):
     monkeypatch.setattr(registry, "FAMILIES", dict(registry.FAMILIES))  # a page registers its own model
+    monkeypatch.setattr(own_attention, "REGISTERED", {})  # and another its own attention
+    monkeypatch.setattr(config_checks, "REGISTERED", own_attention.REGISTERED)
     config = base_config("tiny")
     config.data.store = "runs/data"
     names = {"config": config}

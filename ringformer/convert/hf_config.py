@@ -114,10 +114,10 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
                 )
             outer = {key: hf[key] for key in OUTER if hf.get(key) is not None}
             return {**table.defaults, **inner, **outer}, family
-    known = [table.architecture for table, _ in tables]
+    classes = [table.architecture for table, _ in tables]
     named = ", ".join(map(str, architectures)) if type(architectures) is list else repr(architectures)
-    nearest = get_close_matches(named, known, 1, 0.0)[0]
-    raise ValueError(f"the model is a {named}: only {', '.join(known)} can be converted; the nearest is {nearest}")
+    nearest = get_close_matches(named, classes, 1, 0.0)[0]
+    raise ValueError(f"the model is a {named}: only {', '.join(classes)} can be converted; the nearest is {nearest}")
 
 
 def to_hf_config(config: DecoderConfig, *, max_position: int, dtype: str, token_ids: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float32, Int
 from ringformer.models.config_checks import Remat, check_config
 from ringformer.models.layer_kinds import LayerKind, Parts, Period, periods_of
 from ringformer.models.own_attention import BUILT_IN, REGISTERED
+from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import Layout
@@ -190,7 +191,7 @@ class DecoderConfig:
         """Factor of attention's logits; None: that of `ring_attention`, d^-1/2."""
         return None
 
-    def query_scale(self, positions: Int[Array, "#B T"]) -> Float32[Array, "#B T"] | None:
+    def query_scale(self, positions: Int[AnyArray, "#B T"]) -> Float32[Array, "#B T"] | None:
         """Return the factor of rotated queries by position; None: 1."""
         return None
 

@@ -19,6 +19,7 @@ from ringformer.models.interface import Axes
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.models.layer_scan import REMAT
 from ringformer.models.rms_norm import RMSNorm, rms_norm
+from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
 from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.ops.tokenwise import rope
@@ -67,7 +68,7 @@ class Placement(NamedTuple):
         return rope.rotate(q, (cos, sin)), rope.rotate(k, self.rotation)
 
 
-def placements(c: DecoderConfig, positions: Int[Array, "#B T"]) -> tuple[Placement, ...]:
+def placements(c: DecoderConfig, positions: Int[AnyArray, "#B T"]) -> tuple[Placement, ...]:
     """Return the `Placement` of tokens for each of `DecoderConfig.ropes`."""
     scale = c.query_scale(positions)
     placed = []

@@ -144,7 +144,7 @@ def _check(
     cores = chip.multiprocessors if chip else None
     check_head_size(kernel, model.head_dim, cores.compute_capability if cores else None)
     check_masks(kernel, "ascending" if masks else None, model.layout)
-    if 0 not in model.windows:  # else XLA computes the layers with a window
+    if model.window and 0 not in model.windows:  # else XLA computes the layers with a window
         check_logits(kernel, model.window, None)
     if halves is not None:
         check_both_ways(kernel, halves)

@@ -16,7 +16,7 @@ from ringformer.ops.tokenwise.rope import UNSCALED, RopeScaling
 
 
 class Parts(NamedTuple):
-    """What the layers of a family are made of."""
+    """Parts that the layers of a family are made of."""
 
     bias: bool = False
     """True if q, k and v have biases."""
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """What the layers of a kind have in common besides the parts of their family."""
+    """Properties of a kind of layers, besides the parts of their family."""
 
     window: int = 0
     """Keys that a query sees at most; 0: all."""

@@ -33,7 +33,7 @@ from ringformer.data.chats.templates import template_name
 from ringformer.data.stores.integrity import read_meta
 from ringformer.files.run_layout import CONFIG, METRICS
 from ringformer.models.interface import ModelConfig
-from ringformer.models.registry import Family, family_of, family_with
+from ringformer.models.registry import family_of, family_with
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
 CONFIG_MODULE = "ringformer_config_file"
@@ -128,15 +128,17 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
     values = config.to_dict()
     if values["stages"]:
         raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
-    family = _family(config, base)
-    if family is not family_of(values["preset"]):  # the preset's sizes are those of another family
-        known = {field.name for field in dataclasses.fields(family.config)} - set(family.config.ARCHITECTURE)
-        values["model"] = {name: value for name, value in values["model"].items() if name in known}
+    family, begun = family_of(values["preset"]), base
+    if base is None and config.init_from and (Path(config.init_from) / CONFIG).is_file():
+        begun = model_of(config.init_from)
+    if config.init_from and begun is not None and type(begun) is not family.config:
+        base, family = begun, family_with(type(begun))  # the preset's sizes are those of another family
+        others = {field.name for field in dataclasses.fields(family.config)} - set(family.config.ARCHITECTURE)
+        values["model"] = {name: value for name, value in values["model"].items() if name in others}
+        values["model"] |= {field: getattr(begun, field) for field in family.config.ARCHITECTURE}
     set_values = {path: value for path, value in flatten_dict(values["model"]).items() if value is not None}
     given = values["model"] = unflatten_dict(set_values)
     base = base or family.config(**family.presets[values["preset"]])
-    if family is not family_of(values["preset"]):
-        given |= {field: getattr(base, field) for field in family.config.ARCHITECTURE}
     for field in base.INHERITED:
         inherited: Any = getattr(base, field)
         nested = dataclasses.is_dataclass(inherited)
@@ -146,15 +148,6 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
         given.setdefault(field, inherited)
     parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
-
-
-def _family(config: ConfigDict, base: ModelConfig | None) -> Family:
-    """Return the family of a run: that of the model it starts from, if it starts from one, else that of the preset."""
-    if not config.init_from:
-        return family_of(config.preset)
-    if base is None and (Path(config.init_from) / CONFIG).is_file():
-        base = model_of(config.init_from)
-    return family_of(config.preset) if base is None else family_with(type(base))
 
 
 def register_models(path: str | None) -> None:

@@ -195,7 +195,7 @@ def test_without_a_compiler_all_that_is_known_must_fit(no_compiler, capsys):
         ("--tokens=inf", "--tokens=inf must be positive"),
         ("--stage=1", "--stage=1 does not exist: the config has 0 stages"),
         ("--generate_cod", "unrecognized arguments: --generate_cod"),
-        ("--attention=rings", "invalid choice: 'rings'"),
+        ("--attention=rings", "unknown attention 'rings'"),
         ("--config.steps=3", "overrides need --config=FILE"),
     ],
 )

@@ -56,7 +56,7 @@ def alone():
     return of
 
 
-QUICK = "qwen2", "olmo3", "gemma3"
+QUICK = "qwen2", "olmo3"
 OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in TINY if family not in (*QUICK, "llama")]
 
 

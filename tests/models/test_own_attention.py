@@ -43,6 +43,7 @@ def local():
     del REGISTERED["local"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3"])
 def test_a_family_trains_with_it(local, family):
     """As the same window of its own: the loss and the gradient of every parameter."""
@@ -113,7 +114,7 @@ def blocks_of(page: str) -> list[str]:
 def test_the_window_of_the_how_to_trains(tmp_path):
     """The page's config as it stands, on a smaller model: two steps on a ring of eight, as with the family's window."""
     page = blocks_of("docs/how-to/another-model.md")[0]
-    assert len([line for line in page.splitlines() if line]) == 8
+    assert len([line for line in page.splitlines() if line]) == 9
     (tmp_path / "mine.py").write_text(page)
     (tmp_path / "text.txt").write_text("the ring carries blocks of keys and values around " * 400)
     small = {"hidden_size": 32, "intermediate_size": 40, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}

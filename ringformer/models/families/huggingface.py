@@ -14,7 +14,7 @@ LAYER_TYPES = {"full_attention": "F", "sliding_attention": "W"}
 
 
 class HuggingFace(NamedTuple):
-    """How a family's config.json differs from LLaMA's. Names of tensors follow from the parts of the family."""
+    """Translation of a family's config.json. Names of tensors follow from the parts of the family."""
 
     architecture: str
     """Class of transformers."""

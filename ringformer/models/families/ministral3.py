@@ -9,6 +9,7 @@ from jaxtyping import Array, Float32, Int
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.families.huggingface import HuggingFace, check_numbers, read_rope, usual, write_rope
 from ringformer.models.families.shapes import shape
+from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.tokenwise.rope import RopeScaling
 
 
@@ -29,12 +30,12 @@ class Ministral3Config(DecoderConfig):
                 "rope_scaling.original_max_position, or set query_growth=0"
             )
 
-    def query_scale(self, positions: Int[Array, "#B T"]) -> Float32[Array, "#B T"] | None:
+    def query_scale(self, positions: Int[AnyArray, "#B T"]) -> Float32[Array, "#B T"] | None:
         """Return the factor of rotated queries by position."""
         if not self.query_growth:
             return None
         contexts = positions // (self.rope_scaling.original_max_position or 1)
-        return 1 + self.query_growth * jnp.log1p(contexts.astype(jnp.float32))
+        return 1 + self.query_growth * jnp.log1p(jnp.asarray(contexts, jnp.float32))
 
 
 YARN = RopeScaling(
