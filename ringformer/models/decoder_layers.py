@@ -81,12 +81,16 @@ def placements(c: DecoderConfig, positions: Int[AnyArray, "#B T"]) -> tuple[Plac
     return tuple(placed)
 
 
-class Attention(nnx.Module):
-    """Pre-norm causal self-attention with rotary positions and grouped key heads.
+OF_KEY_HEADS = {"wk", "wv", "bk", "bv", "k_norm"}
+"""Parameters of an `Attention` that have the key heads."""
 
-    Each group of heads recomputes the norm, so its output is never kept. With tp, x and the result are the rank's part
-    t of the local tokens T, and the rotation covers all T; without tp, t is T. `attend(q, k, v)` gets rotated q and k.
-    It returns the outputs and anything that it keeps, and the module returns both.
+
+class Attention(nnx.Module):
+    """Causal self-attention with grouped key heads; its parts are those of the family.
+
+    Each group of heads recomputes the norm before it, so that norm's output is never kept. With tp, x and the result are
+    the rank's part t of the local tokens T, and the placement covers all T; without tp, t is T. `attend(q, k, v)` gets
+    rotated q and k. It returns the outputs and anything that it keeps, and the module returns both.
     """
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
@@ -115,29 +119,27 @@ class Attention(nnx.Module):
         attend: Callable,
     ) -> tuple[Float[Array, "B t D"], Any]:
         c, x = self.config, enter_tp(x, axes)
-        wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
-        K = max(1, wq.shape[1] * c.num_kv_heads // c.num_heads)  # key heads that the queries here read
-        of_heads_of: list = [wq, wk, wv]  # arrays with a dimension of heads, the second to last
-        if c.PARTS.bias:
-            of_heads_of += [b[...].astype(x.dtype) for b in (self.bq, self.bk, self.bv)]
-        if c.PARTS.qk_norm == "width":
-            of_heads_of += [scale[...].astype(x.dtype) for scale in (self.q_norm, self.k_norm)]
-        if wk.shape[1] > K:
+        names = ["wq", "wk", "wv", *(("bq", "bk", "bv") if c.PARTS.bias else ())]
+        names += ("q_norm", "k_norm") if c.PARTS.qk_norm == "width" else ()
+        weights = {name: getattr(self, name)[...].astype(x.dtype) for name in names}  # [..., heads, d]
+        wo = self.wo[...].astype(x.dtype)
+        K = max(1, wo.shape[0] * c.num_kv_heads // c.num_heads)  # key heads that the queries here read
+        if weights["wk"].shape[1] > K:
             # With fewer key heads than tp ranks, the weights are not sharded over tp, and each rank uses one head.
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
-            of_heads_of = [
-                w if w.shape[-2] != wk.shape[1] else lax.dynamic_slice_in_dim(w, head, 1, axis=w.ndim - 2)
-                for w in of_heads_of
-            ]
+            for name in [name for name in names if name in OF_KEY_HEADS]:
+                w = weights[name]
+                weights[name] = lax.dynamic_slice_in_dim(w, head, 1, axis=w.ndim - 2)
+        of_each_head = list(weights.values())
         scale = None if norm is None else norm.scale[...]
         of_heads: Callable = partial(self._of_heads, x, scale, placement, attend, axes)
         if c.head_groups == 1:
-            o, kept = of_heads(*of_heads_of)
+            o, kept = of_heads(*of_each_head)
             y = jnp.einsum("bthd,hdD->btD", o, wo)
         else:
             # A group's backward recomputes the projections q, k, v; its o, m and l are kept.
             of_heads = jax.checkpoint(of_heads, policy=REMAT["attention"], prevent_cse=False)
-            groups = [rearrange(w, "... (g h) d -> g ... h d", g=c.head_groups) for w in of_heads_of]
+            groups = [rearrange(w, "... (g h) d -> g ... h d", g=c.head_groups) for w in of_each_head]
             _, (o, kept) = lax.scan(lambda _, group: (None, of_heads(*group)), None, groups)
             y = jnp.einsum("gbthd,ghdD->btD", o, rearrange(wo, "(g h) d D -> g h d D", g=c.head_groups))
         return _leave_tp(y, axes), kept

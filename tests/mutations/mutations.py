@@ -1115,4 +1115,11 @@ MUTATIONS = [
         'tensors["layers", "attention", f"{dict(q=\'k\', k=\'q\')[x]}_norm"]',
         "convert/test_families.py::test_logits_and_tensors[qwen3]",
     ),
+    Mutation(
+        "queries are sliced as key heads are",
+        "models/decoder_layers.py",
+        "[name for name in names if name in OF_KEY_HEADS]",
+        "[name for name in names if weights[name].shape[-2] == c.num_kv_heads]",
+        "train/test_step.py::test_as_many_query_heads_of_a_rank_as_key_heads_of_all",
+    ),
 ]

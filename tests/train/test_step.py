@@ -116,6 +116,16 @@ def test_any_mesh_trains_as_one_device(one_device, mesh_dim, change, accumulate)
     assert max(e for e, _ in worst.values()) < 1e-5, worst
 
 
+def test_as_many_query_heads_of_a_rank_as_key_heads_of_all():
+    """Eight query heads and two key heads on tp=4: a rank has two of the former, and reads one of the latter."""
+    config = dataclasses.replace(CONFIG, num_heads=8)
+    metrics, gradient, _ = trained("1,1,4,2", config, steps=1)
+    alone = dataclasses.replace(config, attention="vanilla", remat="none")
+    expected_metrics, expected_gradient, _ = trained("1,1,1,1", alone, devices=1, steps=1)
+    assert relative_error(metrics[0]["loss"], expected_metrics[0]["loss"]) < 1e-5
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, gradient, expected_gradient))) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("mesh_dim", "change"),
     [("1,1,1,8", {}), pytest.param("1,1,2,4", {"ulysses": 2, "remat": "attention"}, marks=pytest.mark.slow)],
