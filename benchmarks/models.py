@@ -1,4 +1,4 @@
-"""What a train step of each family takes on v5e-256 and 8xH100, and the longest contexts.
+"""Estimate a train step of each family on v5e-256 and 8xH100, and the longest contexts.
 
     python benchmarks/models.py [--only=PRESET] [--out=results/models.json] [--page=docs/models.md]
 
@@ -75,6 +75,7 @@ def compiled(name: str) -> dict:
         )
         if estimate.fits:
             break
+    assert estimate.schedule, "what fits has a schedule"
     time = step_time(estimate.schedule, workload.step_tokens)
     return {
         "seq_len": length,

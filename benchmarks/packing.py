@@ -26,7 +26,7 @@ from typing import cast
 import numpy as np
 
 from ringformer.data.packing.bin_packing import attention_work, order_by_batch, pack, spread
-from ringformer.data.packing.ring_balance import batches_of, in_buckets, segments, sequences_of
+from ringformer.data.packing.ring_balance import LAYOUTS, batches_of, in_buckets, segments, sequences_of
 from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, mean, overall, ring_work
 from ringformer.estimate.packed_documents import in_layout, seconds_of_documents
 from ringformer.estimate.targets import find_target
@@ -177,8 +177,8 @@ def speed_rows() -> Iterator[str]:
         groups = plain.target.num_devices // ranks
         workload = replace(plain, mesh_dim=f"1,{groups},1,{ranks}", batch_size=groups).with_kernel()[0]
         speeds = {}
-        for layout in ("zigzag", "striped"):
-            of_layout = in_layout(workload, cast(Layout, layout))
+        for layout in LAYOUTS:
+            of_layout = in_layout(workload, layout)
             whole = mean([ring_work(segments(row, seq_len), layout, ranks, 1024) for row in rows])
             pieces = in_buckets(batches, ranks, layout, 1024)
             speeds[layout] = workload.step_tokens / seconds_of_documents(of_layout, {1: (1.0, whole)}, chunk=1024)

@@ -40,7 +40,7 @@ def test_the_cells_are_of_every_shape_mask_and_direction():
 
 
 def wide(generation: str) -> bool:
-    """Whether `auto` chooses the kernel for heads of 256."""
+    """Return True if `auto` chooses the kernel for heads of 256."""
     return any(c.head_dim == 256 for c in cells(generation))
 
 

@@ -18,6 +18,7 @@ from ringformer.files.manifest import MANIFEST, check_named
 from ringformer.files.run_layout import CONFIG, IDENTITY, METRICS
 from ringformer.files.untrusted import read_object
 from ringformer.models.interface import ModelConfig
+from ringformer.models.own_attention import UnknownAttention
 from ringformer.models.registry import FAMILIES, Family, family_of
 from ringformer.parallel.parameters import abstract_params
 
@@ -42,9 +43,9 @@ def model_of(run_dir: str | Path) -> ModelConfig:
     family = _family(run_dir, saved)
     try:
         return family.config(**saved["model"])
+    except UnknownAttention as error:
+        raise ValueError(f"{run_dir}: {error}, the one that the run was trained with") from None
     except (TypeError, ValueError) as error:
-        if "unknown attention" in str(error):
-            raise ValueError(f"{run_dir}: {error}, the one that registered it") from None
         raise ValueError(f"{run_dir}/config.json describes no {family.config.__name__} ({error}); {advice}") from None
 
 

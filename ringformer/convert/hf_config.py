@@ -94,26 +94,25 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
     """
     tables = [(family.hugging_face, family) for family in FAMILIES.values() if family.hugging_face]
     architectures = hf.get("architectures")
-    if architectures is None:
-        kind = hf.get("model_type", "llama")
-        architectures = [table.architecture for table, _ in tables if table.model_type == kind] or [kind]
+    if architectures is None:  # as transformers writes a configuration alone
+        if "model_type" not in hf:
+            raise ValueError("config.json has neither architectures nor a model_type: which model is it?")
+        by_type = {table.model_type: table.architecture for table, _ in tables}
+        architectures = [by_type.get(hf["model_type"], hf["model_type"])]
     name = architectures[0] if type(architectures) is list and len(architectures) == 1 else None
     for table, family in tables:
-        if name == table.architecture:
-            if hf.get("model_type", table.model_type) != table.model_type:
-                raise ValueError(
-                    f"config.json has model_type={hf['model_type']!r}: only {table.model_type!r} can be converted as "
-                    f"{name}"
-                )
-            return {**table.defaults, **hf}, family
-        if name == table.wrapper is not None and type(inner := hf.get("text_config")) is dict:
-            if inner.get("model_type", table.model_type) != table.model_type:
-                raise ValueError(
-                    f"the text_config of this {name} is a {inner['model_type']!r}: only {table.model_type!r} can be "
-                    "converted"
-                )
-            outer = {key: hf[key] for key in OUTER if hf.get(key) is not None}
-            return {**table.defaults, **inner, **outer}, family
+        text, outer = hf, {}
+        if name == table.wrapper is not None and type(hf.get("text_config")) is dict:
+            text, outer = hf["text_config"], {key: hf[key] for key in OUTER if hf.get(key) is not None}
+        elif name != table.architecture:
+            continue
+        keys = {"model_type": table.model_type, **table.defaults, **text, **outer}
+        if keys["model_type"] != table.model_type:
+            where = "config.json" if text is hf else f"the text_config of this {name}"
+            raise ValueError(
+                f"{where} has model_type={keys['model_type']!r}: only {table.model_type!r} can be converted as {name}"
+            )
+        return keys, family
     classes = [table.architecture for table, _ in tables]
     named = ", ".join(map(str, architectures)) if type(architectures) is list else repr(architectures)
     nearest = get_close_matches(named, classes, 1, 0.0)[0]
@@ -138,7 +137,8 @@ def to_hf_config(config: DecoderConfig, *, max_position: int, dtype: str, token_
             f"the model has attention {config.attention!r}, which transformers' {table.architecture} has not: it "
             "cannot be exported"
         )
-    if config.window and not _has_window(table.write(config)):
+    own = table.write(config)
+    if config.window and not own.get("sliding_window"):
         raise ValueError(
             f"window={config.window}: transformers' {table.architecture} has no sliding window for all layers, so it "
             "cannot be exported"
@@ -157,13 +157,9 @@ def to_hf_config(config: DecoderConfig, *, max_position: int, dtype: str, token_
         **{key: values[0] for key, values in table.required.items() if values[0] is not None},
         **{theirs: getattr(config, ours) for theirs, (ours, _) in OPTIONAL_FIELDS.items()},
         "max_position_embeddings": max_position,
-        **table.write(config),
+        **own,
         "dtype": dtype,
         "torch_dtype": dtype,
         "use_cache": True,
         **token_ids,
     }
-
-
-def _has_window(keys: dict[str, Any]) -> bool:
-    return bool(keys.get("sliding_window"))

@@ -134,11 +134,11 @@ class Loader:
             counted[rings] = share, mean(works)
         return counted
 
-    def describe_balance(self, chunk: Chunk, gathered: bool = False) -> str | None:
+    def describe_balance(self, chunk: Chunk, rows: int = 1, gathered: bool = False) -> str | None:
         """Return a line if the documents of the first batches leave a ring unbalanced: if attention takes `UNBALANCED`
-        times its ideal. None for a sequence or a ring that would take long to count; arguments as in `ring_work`.
+        times its ideal. None for a sequence or a ring that would take long to count; arguments as in `work_by_rings`.
         """
-        by_rings = self.work_by_rings(chunk, gathered=gathered) if self._ring_size > 1 else None
+        by_rings = self.work_by_rings(chunk, rows, gathered) if self._ring_size > 1 else None
         if by_rings is None:
             return None
         work = overall(by_rings)

@@ -46,9 +46,9 @@ def _core_share(workload: Workload) -> float:
     """Return the work of the busier TensorCore of a chip, relative to an equal share: the cores divide the sequences or
     the key heads that a device holds at once. The kernels cut the query heads of a key head in two if their number is
     even and the grid would be odd; otherwise, a single head of a single sequence leaves one of two cores idle."""
-    model, (dp, fsdp, tp, _), cores = workload.model, workload.mesh_shape, workload.target.chip.tensor_cores
+    model, tp, cores = workload.model, workload.mesh_shape[2], workload.target.chip.tensor_cores
     heads, divisor = held_key_heads(workload), tp * model.head_groups * model.ulysses
-    sequences = max(1, workload.batch_size // (workload.accumulate * dp * fsdp))
+    sequences = workload.sequences_at_once
     if heads * sequences % 2 and model.num_heads // divisor // heads % 2 == 0:
         heads *= 2
     count = cores.count if cores else 1

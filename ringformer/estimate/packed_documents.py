@@ -53,7 +53,7 @@ def seconds_of_documents(
     ranks, model = workload.ring_size, workload.model
     one = one_document(workload).by_hop[0]
     step = _compiled(schedule, one) if schedule else _counted(workload)
-    slower, within = 1.0, 0.0  # pairs within pieces
+    slower, within = 1.0, 0.0  # within: pairs within pieces, which XLA computes
     if chunk and model.kernel == "pallas":
         slower = kernel_share(model.q_chunk or default_chunk(workload.ring_tokens)) / kernel_share(chunk)
     if model.kernel == "cudnn" and schedule is None:
@@ -66,8 +66,8 @@ def seconds_of_documents(
         pairs = slower * work.by_hop / one.sum()  # as shares of one document's
         step_seconds = step.rest + step.attention * float(pairs.sum(axis=1).mean())
         if within:
-            others = np.maximum(0.0, 1 - within / work.by_hop.sum(axis=1))
-            step_seconds += within * by_xla - step.attention * float((pairs.sum(axis=1) * (1 - others)).mean())
+            of_xla = float(np.minimum(within, work.by_hop.sum(axis=1)).mean())
+            step_seconds += of_xla * (by_xla - step.attention / one.sum())
         hops = ranks // rings - 1
         for link, cover in step.links if hops else ():
             waits = np.maximum(0.0, link - cover * pairs[:, :hops])
@@ -151,7 +151,7 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
         packing=data,
     )
     gathered = workload.model.ring == "gathered"
-    by_rings = loader.work_by_rings(_chunks(workload), sequences_at_once(workload), gathered)
+    by_rings = loader.work_by_rings(_chunks(workload), workload.sequences_at_once, gathered)
     if by_rings is None:
         return None
     schedule, work = estimate.schedule if estimate else None, overall(by_rings)
@@ -164,12 +164,6 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
         "slowest_over_mean": work.balance,
         "computed_over_visible": work.excess,
     }
-
-
-def sequences_at_once(workload: Workload) -> int:
-    """Return the sequences of a microbatch on a device."""
-    dp, fsdp, _, _ = workload.mesh_shape
-    return max(1, workload.batch_size // (workload.accumulate * dp * fsdp))
 
 
 def documents_text(documents: dict) -> str:
@@ -212,7 +206,7 @@ def ways_to_pack(workload: Workload, store: str) -> list[Packed]:
     chunks: tuple[int, ...] = (own,)
     if workload.model.kernel == "pallas":
         chunks = own, *(chunk for chunk in CHUNKS if chunk < own)
-    at_once, gathered = sequences_at_once(workload), workload.model.ring == "gathered"
+    at_once, gathered = workload.sequences_at_once, workload.model.ring == "gathered"
     for way in balances(lengths, workload.seq_len, workload.ring_size, chunks, at_once, gathered):
         seconds = seconds_of_documents(in_layout(workload, way.layout), way.by_rings, chunk=way.chunk)
         timed.append(Packed(way, seconds))

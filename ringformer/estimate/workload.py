@@ -53,8 +53,17 @@ class Workload:
     """Data of a config."""
     seed: int = 0
     """Seed of the order of the data."""
-    masks: bool = True
-    """True if sequences have segment ids, as packed documents do."""
+
+    @property
+    def masks(self) -> bool:
+        """True if sequences have segment ids, as packed documents do."""
+        return self.data is None or self.data.has_segments
+
+    @property
+    def sequences_at_once(self) -> int:
+        """Sequences of a microbatch on a device."""
+        dp, fsdp, _, _ = self.mesh_shape
+        return max(1, self.batch_size // (self.accumulate * dp * fsdp))
 
     @property
     def passes(self) -> float | None:
@@ -175,7 +184,6 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
             f"stage {n}" if len(configs) > 1 else "run",
             c.data,
             c.seed,
-            c.data.has_segments,
         )
         for n, c in enumerate(configs, 1)
     ]

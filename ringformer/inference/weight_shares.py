@@ -36,7 +36,7 @@ class WeightShare:
     shape: tuple[int, ...]  # of a tp rank's part of one layer, for example [D, h, d]
     dim: int  # dimension of the matrix that is cut: 0, or 1 if D is its first dimension
     layers: int | None  # size of the leading dimension of stacked layers; None: not stacked
-    axes: tuple[str, ...]  # axes that cut the part; () for vectors and what only has heads, [H, d], which tp cuts
+    axes: tuple[str, ...]  # axes that cut the part; (): none, for vectors, biases and scales of heads [H, d]
     shards: int  # number of shares over `axes`
     dtype: DTypeLike
 

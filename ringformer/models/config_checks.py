@@ -3,7 +3,7 @@
 import math
 from typing import Any, Literal, get_args
 
-from ringformer.models.own_attention import BUILT_IN, REGISTERED
+from ringformer.models.own_attention import ATTENTION, REGISTERED, UnknownAttention
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import VISIBLE, WINDOWED
 from ringformer.ops.ring_hops import RingForm
@@ -15,8 +15,12 @@ OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
 
 def check_config(config: Any) -> None:
     """Raise ValueError for a value that no `DecoderConfig` can have, and for values that contradict each other."""
+    if config.attention not in (*ATTENTION, *REGISTERED):
+        raise UnknownAttention(
+            f"unknown attention {config.attention!r}; known: {', '.join((*ATTENTION, *REGISTERED))}; a config file may "
+            "register one: --config=FILE"
+        )
     choices = {
-        "attention": (*BUILT_IN, *REGISTERED),
         "layout": tuple(VISIBLE),
         "ring": get_args(RingForm),
         "remat": get_args(Remat),
@@ -25,8 +29,7 @@ def check_config(config: Any) -> None:
     }
     for field, values in choices.items():
         if getattr(config, field) not in values:
-            more = "; a config file may register one: --config=FILE" if field == "attention" else ""
-            raise ValueError(f"unknown {field} {getattr(config, field)!r}; known: {', '.join(values)}{more}")
+            raise ValueError(f"unknown {field} {getattr(config, field)!r}; known: {', '.join(values)}")
     if config.num_heads % config.num_kv_heads:
         raise ValueError(f"num_heads={config.num_heads} is not a multiple of num_kv_heads={config.num_kv_heads}")
     if config.head_dim % 2:

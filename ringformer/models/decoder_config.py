@@ -16,7 +16,7 @@ from jaxtyping import Array, Float32, Int
 
 from ringformer.models.config_checks import Remat, check_config
 from ringformer.models.layer_kinds import LayerKind, Parts, Period, periods_of
-from ringformer.models.own_attention import BUILT_IN, REGISTERED
+from ringformer.models.own_attention import ATTENTION, REGISTERED
 from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel
@@ -141,7 +141,7 @@ class DecoderConfig:
     @property
     def on_ring(self) -> bool:
         """True if the attention distributes the sequence over sp."""
-        return self.attention not in BUILT_IN or self.attention == "ring"
+        return self.attention not in ATTENTION or self.attention == "ring"
 
     @property
     def attend(self) -> Callable:

@@ -88,7 +88,7 @@ OF_KEY_HEADS = {"wk", "wv", "bk", "bv", "k_norm"}
 class Attention(nnx.Module):
     """Causal self-attention with grouped key heads; its parts are those of the family.
 
-    Each group of heads recomputes the norm before it, so that norm's output is never kept. With tp, x and the result are
+    Each group of heads recomputes the norm before it, so the norm's output is never kept. With tp, x and the result are
     the rank's part t of the local tokens T, and the placement covers all T; without tp, t is T. `attend(q, k, v)` gets
     rotated q and k. It returns the outputs and anything that it keeps, and the module returns both.
     """

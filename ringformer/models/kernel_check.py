@@ -22,7 +22,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.decoder_layers import attention_options
 from ringformer.models.interface import ModelConfig
+from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops import kernels, online_softmax
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.head_exchange import key_copies
@@ -62,7 +64,9 @@ class Trial:
     """True to try packed documents too."""
     backward: bool
     window: int = 0
-    """Keys that a query sees at most; 0: all."""
+    """Keys that a query sees at most in some layers; 0: all."""
+    window_chunks: tuple[int | None, int | None] = (None, None)
+    """Queries and keys of a chunk pair in the layers with a window."""
 
 
 def check_kernel(
@@ -118,7 +122,10 @@ def check_kernel(
 def make_trial(model: DecoderConfig, local_tokens: int, tp: int, packed: bool, backward: bool) -> Trial:
     """Choose blocks that represent those of a model: they have its heads and chunks, and at least two chunks in each
     part."""
-    chunks = max(model.q_chunk or 0, model.k_chunk or 0)
+    chunks, window = max(model.q_chunk or 0, model.k_chunk or 0), model.window
+    of_window = attention_options(model, LayerKind(window), local_tokens)
+    if of_window["kernel"] != model.kernel:
+        window = 0  # XLA computes these layers
     heads, key_heads = (max(1, n // tp // model.head_groups) for n in (model.num_heads, model.num_kv_heads))
     tokens = min(local_tokens, max(4 * chunks, MOST_TOKENS // 2), MOST_TOKENS)
     return Trial(
@@ -133,7 +140,8 @@ def make_trial(model: DecoderConfig, local_tokens: int, tp: int, packed: bool, b
         model.k_chunk,
         packed,
         backward,
-        0 if model.kernel == "cudnn" else model.window,  # XLA computes windows beside it
+        window,
+        (of_window["q_chunk"], of_window["k_chunk"]),
     )
 
 
@@ -191,8 +199,7 @@ def _window(trial: Trial, q, k, v, do) -> dict[str, jax.Array]:
         trial.layout,
         True,
         trial.head_dim**-0.5,
-        trial.q_chunk,
-        trial.k_chunk,
+        *trial.window_chunks,
         trial.kernel,
         returns_lse=False,
         window=min(trial.window, trial.tokens * 3 // 8),

@@ -15,8 +15,12 @@ class OwnAttention(NamedTuple):
     """`visible(query, key) -> bool`, by position, for decoding with a cache; None: the model cannot decode."""
 
 
+class UnknownAttention(ValueError):
+    """Raised for a name that no attention is registered under."""
+
+
 REGISTERED: dict[str, OwnAttention] = {}
-BUILT_IN = ("vanilla", "memory_efficient", "blockwise", "ring")
+ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
 """Columns of the paper's Table 3. vanilla materializes the [T, S] logits; memory_efficient attends chunk by chunk;
 blockwise also computes the feed-forward chunk by chunk; ring distributes blockwise over the mesh axis `sp`."""
 
@@ -36,6 +40,6 @@ def register_attention(
 
     Raises ValueError if the name is taken.
     """
-    if name in BUILT_IN or name in REGISTERED:
+    if name in ATTENTION or name in REGISTERED:
         raise ValueError(f"attention {name!r} is registered already: choose another name")
     REGISTERED[name] = OwnAttention(attend, visible)

@@ -15,7 +15,7 @@ from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
-from ringformer.models.own_attention import BUILT_IN as ATTENTION
+from ringformer.models.own_attention import ATTENTION
 from ringformer.paper.attempts import NUMBER, check_fields, entries, stamp, write_results
 
 TARGET, DEVICES, LAYERS = "v5e-8", 8, 2

@@ -21,7 +21,7 @@ from ringformer.estimate.time_report import time_json
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.hardware import GiB
 from ringformer.models.families.llama import LlamaConfig, preset
-from ringformer.models.own_attention import BUILT_IN as ATTENTION
+from ringformer.models.own_attention import ATTENTION
 from ringformer.paper.attempts import compilable, read, stamp, write_results
 
 K = 1024

@@ -10,7 +10,7 @@ from ringformer.estimate.seconds.program_seconds import USUAL, efficiency
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import CHIPS, GiB
 from ringformer.models.families.llama import LlamaConfig, preset
-from ringformer.models.own_attention import BUILT_IN as ATTENTION
+from ringformer.models.own_attention import ATTENTION
 from ringformer.paper import activation_memory, max_context, mfu_table
 from ringformer.paper.attempts import read, read_runs
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost

@@ -118,11 +118,14 @@ class StepReports:
         """Describe the run, and warn of suspicious data."""
         config, mesh, model, start = run.config, run.program.mesh, run.program.model, self._start
         family = "".join(f"{name}, " for key, name in registered_by(config.model).items() if key == "family")
+        shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
         chunks = getattr(model, "q_chunk", None), getattr(model, "k_chunk", None)
         gathered = getattr(model, "ring", "") == "gathered"
-        shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
+        rows = config.batch_size // (config.accumulate * shape["dp"] * shape["fsdp"])  # of a device at once
         changed = context_changes(config) if start == 0 and config.init_from else []
         lengths, passes = run.train_data.document_lengths(), run.train_data.passes(config.steps)
+        windowed = getattr(model, "window", 0) > 0  # not counted
+        balance = None if windowed else run.train_data.describe_balance(chunks, rows, gathered)
         lines = [
             f"{family}{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
             f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}",
@@ -134,7 +137,9 @@ class StepReports:
             *map(str, lengths),
             *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
             *([run.train_data.describe_buckets()] if config.data.buckets else ()),
-            *filter(None, [] if getattr(model, "window", 0) else [run.train_data.describe_balance(chunks, gathered)]),
+            *filter(
+                None, [] if getattr(model, "window", 0) else [run.train_data.describe_balance(chunks, rows, gathered)]
+            ),
             *(f"warning: {warning}" for warning in (too_short(lengths), too_often(passes)) if warning),
         ]
         for line in lines:

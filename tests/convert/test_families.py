@@ -16,7 +16,7 @@ from ringformer.convert.verify_logits import TOLERANCE, verify
 from ringformer.inference.generator import Generator
 from ringformer.models.registry import FAMILIES, preset_config
 from tests.convert.families import FAMILIES as TINY
-from tests.convert.families import hf_config, save_tiny
+from tests.convert.families import SIZES, hf_config, save_tiny
 
 PROMPT = [int(x) for x in np.random.default_rng(0).integers(0, 257, 48)]
 """More than two windows, and three original contexts."""
@@ -55,7 +55,7 @@ def test_logits_and_tensors(converted, tmp_path, family):
 
 
 def continued(folder, tokens: int) -> list[int]:
-    """What transformers writes after the prompt."""
+    """Continue the prompt greedily with transformers."""
     from transformers import AutoModelForCausalLM
 
     model, text = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), list(PROMPT)
@@ -120,6 +120,7 @@ def described(family: str, **changes) -> dict:
         ("seed_oss", {"attention_bias": False}, "has attention_bias=False"),
         ("seed_oss", {"attention_out_bias": True}, "has attention_out_bias=True"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers=\[1, 0\], must be a list"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval=0, must be a whole number of at least 1"),
         ("smollm3", {"use_sliding_window": True}, "has use_sliding_window=True"),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "has no llama_4_scaling_beta"),
         ("ministral3", {"sliding_window": 8}, "has sliding_window=8"),
@@ -189,7 +190,9 @@ def test_absent_keys_have_the_values_of_transformers():
     for name, (theirs, _) in TINY.items():
         cls = getattr(transformers, f"{theirs}TextConfig" if theirs == "Gemma3" else f"{theirs}Config")
         defaults = FAMILIES[name].hugging_face.defaults
-        assert {key: getattr(cls, key) for key in defaults} == defaults
+        there = {key: getattr(cls(), key) for key in defaults if key != "sliding_window"}  # some clear an unused one
+        there |= {"sliding_window": cls.sliding_window} if "sliding_window" in defaults else {}
+        assert there == defaults
         for key, usual in (("rms_norm_eps", 1e-6), ("tie_word_embeddings", False), ("num_key_value_heads", None)):
             assert defaults.get(key, usual) == getattr(cls, key)
     released = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
@@ -220,3 +223,17 @@ def test_a_vision_model_is_verified_by_its_text_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {}}))
     with pytest.raises(ValueError, match="is a vision model, of which only the text model was brought"):
         verify(tmp_path, tmp_path)
+
+
+def test_what_transformers_cannot_say_is_not_exported():
+    """A layer without positions in a family that has none, and a scale that is no whole number."""
+    with pytest.raises(ValueError, match="layer_types='FN' has layers N, which transformers' model has not"):
+        to_hf_config(preset_config("qwen3_0.6b", layer_types="FN"), max_position=64, dtype="float32", token_ids={})
+    with pytest.raises(ValueError, match=r"query_pre_attn_scalar=168\.5 is not whole"):
+        odd = preset_config("gemma3_1b", query_pre_attn_scalar=168.5)
+        to_hf_config(odd, max_position=64, dtype="float32", token_ids={})
+
+
+def test_a_config_that_names_no_model_is_refused():
+    with pytest.raises(ValueError, match="neither architectures nor a model_type"):
+        from_hf_config({key: x for key, x in SIZES.items() if "token" not in key})

@@ -1,4 +1,4 @@
-"""What layers of several kinds cost: in closed forms as in programs that are compiled for a TPU."""
+"""Costs of layers of several kinds, in closed forms and in programs compiled for a TPU."""
 
 from dataclasses import replace
 

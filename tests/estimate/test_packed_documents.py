@@ -120,7 +120,7 @@ def test_chats_are_fastest_on_small_rings(chats):
 
 
 def test_equal_ways_are_those_with_the_least_work(chats):
-    """Where a step waits for its hops, chunks and layouts take equally long."""
+    """If a step waits for its hops, chunks and layouts take equally long."""
     workload = replace(on("v5e-64"), seq_len=2**14).with_kernel()[0]
     ways = [packed for packed in ways_to_pack(workload, str(chats.path)) if packed.way.buckets == 0]
     equal = [packed.way.work.product for packed in ways if f"{packed.step:.3g}" == f"{ways[0].step:.3g}"]

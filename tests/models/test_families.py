@@ -28,7 +28,6 @@ MESHES = [
     pytest.param("2,1,1,4", {"remat_group": 2, "remat": "attention", "offload": True}, marks=pytest.mark.slow),
     pytest.param("1,2,1,4", {"ring": "both_ways"}, marks=pytest.mark.slow),
 ]
-"""The last ones: what the windowed layers leave to the full ones."""
 
 
 def tiny(family: str, **changes):
@@ -73,6 +72,15 @@ def test_a_ring_trains_as_one_device(alone, family, mesh_dim, change):
     assert worst[0] <= 5e-6, worst
     assert max(jax.tree.leaves(jax.tree.map(relative_error, params, expected_params))) <= 1e-5
     assert all(np.any(np.asarray(x) != 0) for x in jax.tree.leaves(gradient))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+def test_groups_of_heads_have_their_own_biases_and_norms(alone, family):
+    metrics, gradient, _ = trained("1,1,1,8", tiny(family, head_groups=2, remat="attention"), steps=2)
+    expected_metrics, expected_gradient, _ = alone(family)
+    assert relative_error(metrics[0]["loss"], expected_metrics[0]["loss"]) <= 1e-6
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, gradient, expected_gradient))) <= 5e-6
 
 
 @pytest.mark.parametrize("preset", [name for family in FAMILIES.values() for name in family.presets])

@@ -16,7 +16,7 @@ from ringformer.models.decoder import Decoder
 from ringformer.models.families.llama import PRESETS, LlamaConfig, preset
 from ringformer.models.interface import Axes
 from ringformer.models.layer_scan import REMAT
-from ringformer.models.own_attention import BUILT_IN as ATTENTION
+from ringformer.models.own_attention import ATTENTION
 from ringformer.ops import layouts
 from ringformer.ops.tokenwise.rope import RopeScaling
 from tests.helpers import relative_error

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringformer.models.families.llama import LlamaConfig, preset
-from ringformer.models.own_attention import BUILT_IN as ATTENTION
+from ringformer.models.own_attention import ATTENTION
 from ringformer.paper import activation_memory, attempts
 from ringformer.paper.activation_memory import LENGTHS, grows_by, local_length, paper
 

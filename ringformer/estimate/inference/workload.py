@@ -24,8 +24,11 @@ class InferenceWorkload(Workload):
 
     prefill_chunk: int | None = None
     """Tokens of a row that prefill reads at once; None: all."""
-    masks: bool = False
-    """False, because a row is one document."""
+
+    @property
+    def masks(self) -> bool:
+        """False, because a row is one document."""
+        return False
 
     @property
     def chunk(self) -> int:

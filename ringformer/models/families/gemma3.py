@@ -55,26 +55,30 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _read(hf: dict[str, Any]) -> dict[str, Any]:
-    every = hf.get("sliding_window_pattern", hf.get("_sliding_window_pattern", 6))
+    every = hf.get("sliding_window_pattern") or hf["_sliding_window_pattern"]  # older files; newer ones
     if type(every) is not int or every < 1:
         raise ValueError(f"config.json has sliding_window_pattern={every!r}, must be a whole number of at least 1")
-    count, scalar = hf["num_hidden_layers"], hf.get("query_pre_attn_scalar", 256)
+    count, scalar = hf["num_hidden_layers"], hf["query_pre_attn_scalar"]
     if not isinstance(scalar, int | float) or not 0 < scalar < math.inf:
         raise ValueError(f"config.json has query_pre_attn_scalar={scalar!r}, must be positive")
     letters = ("W" * (every - 1) + "F") * count
     return {
         **read_ropes(hf, 1e6, 1e4, "rope_local_base_freq"),
-        **read_layer_types(hf, letters[:count], hf.get("sliding_window", 4096)),
+        **read_layer_types(hf, letters[:count], hf["sliding_window"]),
         "query_pre_attn_scalar": float(scalar),
     }
 
 
 def _write(config: Gemma3Config) -> dict[str, Any]:
     scalar = config.query_pre_attn_scalar
+    if not scalar.is_integer():
+        raise ValueError(
+            f"query_pre_attn_scalar={scalar} is not whole, as transformers' must be: it cannot be exported"
+        )
     return write_ropes(config) | write_layer_types(config, 4096) | {"query_pre_attn_scalar": int(scalar)}
 
 
-SIZES = {
+DEFAULTS = {
     "vocab_size": 262208,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -82,8 +86,12 @@ SIZES = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
+    "sliding_window": 4096,
+    "_sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
 }
-"""Defaults of transformers, which the files of released models leave out."""
+"""Values that the files of released models leave out."""
 HUGGING_FACE = HuggingFace(
     "Gemma3ForCausalLM",
     "gemma3_text",
@@ -96,6 +104,6 @@ HUGGING_FACE = HuggingFace(
     },
     _read,
     _write,
-    usual(131072, (2, 1, 0), tie_word_embeddings=True, **SIZES),
+    usual(131072, (2, 1, 0), **DEFAULTS),
     wrapper="Gemma3ForConditionalGeneration",
 )

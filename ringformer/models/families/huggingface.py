@@ -67,7 +67,7 @@ def read_rope(
         raise ValueError("config.json has partial_rotary_factor other than 1: only whole heads can be rotated")
     original = parameters.pop("original_max_position_embeddings", None)
     if "original_max_position" in OPTIONS[rope_type]:
-        default = hf.get("max_position_embeddings", 2048)
+        default = hf["max_position_embeddings"]
         original = hf.get("original_max_position_embeddings") or original or default
         parameters["original_max_position"] = original
         if rope_type == "yarn":
@@ -150,7 +150,12 @@ def read_layer_types(hf: dict[str, Any], default: str, window: int | None) -> di
 
 def write_layer_types(config: Any, unused: int | None = None) -> dict[str, Any]:
     """Return the keys of layers that are full or in a window. `unused`: window of a model that has no such layer."""
-    names = {letter: name for name, letter in LAYER_TYPES.items()} | {"N": "full_attention"}
+    names = {letter: name for name, letter in LAYER_TYPES.items()}
+    if foreign := sorted(set(config.letters) - names.keys()):
+        raise ValueError(
+            f"layer_types={config.layer_types!r} has layers {', '.join(foreign)}, which transformers' model has not: "
+            "it cannot be exported"
+        )
     return {"layer_types": [names[letter] for letter in config.letters], "sliding_window": config.window or unused}
 
 

@@ -22,7 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _read(hf: dict[str, Any]) -> dict[str, Any]:
-    window = hf.get("sliding_window", 4096)
+    window = hf["sliding_window"]
     if window is not None and (type(window) is not int or window < 1):
         raise ValueError(f"config.json has sliding_window={window!r}, must be at least 1, or null")
     return read_rope(hf) | {"window": window or 0}
@@ -38,5 +38,5 @@ HUGGING_FACE = HuggingFace(
     {"hidden_act": ("silu", "swish"), "layer_types": (None,)},
     _read,
     _write,
-    usual(131072, (1, 2, None), num_key_value_heads=8),
+    usual(131072, (1, 2, None), num_key_value_heads=8, sliding_window=4096),
 )

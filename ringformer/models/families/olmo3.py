@@ -40,7 +40,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def _read(hf: dict[str, Any]) -> dict[str, Any]:
     letters = ("WWWF" * hf["num_hidden_layers"])[: hf["num_hidden_layers"]]
-    return read_ropes(hf, 5e5, 5e5, "") | read_layer_types(hf, letters, hf.get("sliding_window", 4096))
+    return read_ropes(hf, 5e5, 5e5, "") | read_layer_types(hf, letters, hf["sliding_window"])
 
 
 def _write(config: Olmo3Config) -> dict[str, Any]:
@@ -53,5 +53,5 @@ HUGGING_FACE = HuggingFace(
     {"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
     _read,
     _write,
-    usual(2048, (None, 50279, 1), rms_norm_eps=1e-5),
+    usual(2048, (None, 50279, 1), rms_norm_eps=1e-5, sliding_window=4096),
 )

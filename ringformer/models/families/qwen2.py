@@ -41,8 +41,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def read_prefix(hf: dict[str, Any]) -> dict[str, Any]:
     """Return the rope, and layers of which the first `max_window_layers` are full and the others have a window."""
-    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
-    full = hf.get("max_window_layers", 28) if window is not None else hf["num_hidden_layers"]
+    window = hf["sliding_window"] if hf["use_sliding_window"] else None
+    full = hf["num_hidden_layers"] if window is None else hf["max_window_layers"]
     if type(full) is not int or full < 0:
         raise ValueError(f"config.json has max_window_layers={full!r}, must be a whole number of at least 0")
     count = hf["num_hidden_layers"]
@@ -57,7 +57,8 @@ def write_prefix(config: PatternConfig) -> dict[str, Any]:
     return write_rope(config) | write_layer_types(config) | {"use_sliding_window": windowed, "max_window_layers": first}
 
 
-DEFAULTS = usual(32768, (None, None, None), num_key_value_heads=32)
+PREFIX = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+DEFAULTS = usual(32768, (None, None, None), num_key_value_heads=32, **PREFIX)
 HUGGING_FACE = HuggingFace(
     "Qwen2ForCausalLM", "qwen2", {"hidden_act": ("silu", "swish")}, read_prefix, write_prefix, DEFAULTS
 )

@@ -20,7 +20,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _read(hf: dict[str, Any]) -> dict[str, Any]:
-    count, interval = hf["num_hidden_layers"], hf.get("no_rope_layer_interval", 4)
+    count, interval = hf["num_hidden_layers"], hf["no_rope_layer_interval"]
+    if type(interval) is not int or interval < 1:
+        raise ValueError(f"config.json has no_rope_layer_interval={interval!r}, must be a whole number of at least 1")
     rotated = hf.get("no_rope_layers")
     if rotated is None:
         rotated = [int((i + 1) % interval != 0) for i in range(count)]
@@ -52,5 +54,5 @@ HUGGING_FACE = HuggingFace(
     },
     _read,
     _write,
-    usual(32768, (128000, 128001, 128004), num_key_value_heads=4, tie_word_embeddings=True),
+    usual(32768, (128000, 128001, 128004), num_key_value_heads=4, tie_word_embeddings=True, no_rope_layer_interval=4),
 )
