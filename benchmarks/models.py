@@ -1,20 +1,31 @@
 """Estimate a train step of each family on v5e-256 and 8xH100, and the longest contexts.
 
-    python benchmarks/models.py [--only=PRESET] [--out=results/models.json] [--page=docs/models.md]
+    python benchmarks/models.py [--only=PRESET | --compile_times] [--out=results/models.json] [--page=docs/models.md]
 
 v5e-256: compiled for one sequence of 1M tokens, or the longest power of two that the compiler accepts; seconds are
 modelled from the schedule. 8xH100: closed forms, not compiled. Longest contexts: closed forms, powers of two. Half a
-minute to three a preset; what a preset said replaces what it said before, and the table in the page follows.
+minute to three a preset; what a preset said replaces what it said before, and the tables in the page follow.
+
+--compile_times: CPU seconds to lower and compile a small train step for eight simulated devices, over those of a LLaMA
+with as many layers; alternated, the median of three.
 """
 
 import argparse
 import datetime
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
 
 from ringformer.cli.parser import output_argument
+from ringformer.data import Batch
 from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.command_tools import log
 from ringformer.estimate.report import origin
@@ -23,6 +34,10 @@ from ringformer.estimate.search.memory_settings import compile_first_accepted, l
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.estimate.workload import Workload, preset_workload
 from ringformer.hardware import GiB
+from ringformer.models.registry import preset_config
+from ringformer.parallel.mesh import BATCH, make_mesh
+from ringformer.runs.config import OptimizerConfig
+from ringformer.train.program import make_program
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -44,7 +59,8 @@ PRESETS: dict[str, dict] = {
 
 TPU, GPU, LENGTH = "v5e-256", "8xH100", 2**20
 ORIGIN = {
-    "what": "compiled to the schedule on TPU, seconds modelled from it; closed forms on GPU, and for longest contexts",
+    "what": "compiled to the schedule on TPU, seconds modelled from it; closed forms on GPU, and for longest contexts; "
+    "times to compile on a CPU",
     "command": "python benchmarks/models.py",
 }
 BEGIN, END = "<!-- models: written by benchmarks/models.py -->", "<!-- end -->"
@@ -126,16 +142,69 @@ def table(entries: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
+SEVERAL_KINDS = "gemma3_1b", "olmo3_7b", "smollm3_3b"
+SMALL = {"vocab_size": 257, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2}
+COMPILE_BEGIN = "<!-- compile times: written by benchmarks/models.py --compile_times -->"
+
+
+def compile_seconds(name: str, **changes: Any) -> float:
+    """CPU seconds to lower and compile a train step of a preset made small, for eight simulated devices."""
+    model = preset_config(name, **SMALL | {"head_dim": 16} | changes)
+    mesh = make_mesh("1,1,1,8")
+    program = make_program(model, mesh, OptimizerConfig(), steps=10, seq_len=4096, accumulate=1)
+
+    def array(field: str) -> jax.ShapeDtypeStruct:
+        dtype = jnp.bool_ if field in ("mask", "ends") else jnp.int32
+        return jax.ShapeDtypeStruct((1, 4096), dtype, sharding=NamedSharding(mesh, BATCH))
+
+    begin = time.process_time()
+    program.step.lower(program.state, Batch(*map(array, Batch._fields))).compile()
+    return time.process_time() - begin
+
+
+def compile_times() -> dict[str, float]:
+    """Compile time of each model with layers of several kinds over that of a LLaMA with as many layers."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    compile_seconds("tiny")  # imports and caches
+    ratios = {}
+    for name in SEVERAL_KINDS:
+        config = preset_config(name)
+        window = {"window": 64} if config.window else {}
+        pairs = [
+            (compile_seconds(name, **window), compile_seconds("tiny", num_layers=config.num_layers)) for _ in range(3)
+        ]
+        ratios[name] = float(np.median([own / llama for own, llama in pairs]))
+    return ratios
+
+
+def compile_table(ratios: dict[str, float]) -> str:
+    """The table of compile times."""
+    return "\n".join(
+        [
+            "| model | time to compile a train step, over a LLaMA with as many layers |",
+            "|---|---|",
+            *(f"| {name} | {ratio:.1f} |" for name, ratio in ratios.items()),
+        ]
+    )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PRESETS)
+    parser.add_argument("--compile_times", action="store_true")
     parser.add_argument("--out", type=output_argument, default=Path("results/models.json"))
     parser.add_argument("--page", type=Path, default=Path("docs/models.md"))
     asked = parser.parse_args()
+    saved: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.is_file() else ORIGIN | {"presets": {}}
+    if asked.compile_times:
+        saved["compile_times"] = compile_times()
+        asked.out.write_text(json.dumps(saved, indent=1) + "\n")
+        write_table(asked.page, COMPILE_BEGIN, compile_table(saved["compile_times"]), END)
+        raise SystemExit
     only_compilers()
-    entries = json.loads(asked.out.read_text())["presets"] if asked.out.is_file() else {}
     for name in [asked.only] if asked.only else PRESETS:
-        entries[name] = entry(name)
-        asked.out.write_text(json.dumps(ORIGIN | {"presets": entries}, indent=1) + "\n")
-        print(name, json.dumps(entries[name]), flush=True)
-    write_table(asked.page, BEGIN, table(entries), END)
+        saved["presets"][name] = entry(name)
+        asked.out.write_text(json.dumps(saved, indent=1) + "\n")
+        print(name, json.dumps(saved["presets"][name]), flush=True)
+    write_table(asked.page, BEGIN, table(saved["presets"]), END)

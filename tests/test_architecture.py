@@ -134,9 +134,8 @@ def constants(path: Path) -> set[str]:
 def test_names_of_a_run_s_files_are_spelt_once():
     """But for Hugging Face's own config.json, where its checkpoints are read, written or recognised."""
     names = {"config.json", "checkpoints", "metrics.jsonl", "identity.json"}
-    hugging_face = {
-        f"ringformer.{name}" for name in ("convert.export_hf", "convert.import_hf", "convert.verify_logits")
-    }
+    converters = "export_hf", "hf_config", "import_hf", "verify_logits"
+    hugging_face = {f"ringformer.convert.{name}" for name in converters}
     hugging_face.add("ringformer.evals.model_folder")
     spelt = {name: constants(path) & names for name, path in modules().items()}
     places = {name for name, words in spelt.items() if words - ({"config.json"} if name in hugging_face else set())}

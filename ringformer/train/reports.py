@@ -137,9 +137,7 @@ class StepReports:
             *map(str, lengths),
             *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
             *([run.train_data.describe_buckets()] if config.data.buckets else ()),
-            *filter(
-                None, [] if getattr(model, "window", 0) else [run.train_data.describe_balance(chunks, rows, gathered)]
-            ),
+            *([balance] if balance else ()),
             *(f"warning: {warning}" for warning in (too_short(lengths), too_often(passes)) if warning),
         ]
         for line in lines:
