@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
+from ringformer.models.interface import Features
 from ringformer.ops.layouts import Layout, permutation
 
 UNBALANCED, SAMPLED_STEPS, MOST_RANKS, MOST_TOKENS = 1.5, 12, 256, 2**20
@@ -44,6 +46,7 @@ class Loader:
       store: a store, or several with their shares.
       packing: the selection of documents, and how they are packed: as a `DocumentStream`, as `WholeDocuments` or in
         `LengthBuckets`.
+      features: arrays of batches beside the tokens.
 
     Attributes:
       stores: the stores; `batch` and `iterate` raise ValueError once the check of any store has failed.
@@ -59,6 +62,7 @@ class Loader:
         layout: Layout,
         ring_size: int,
         packing: PackingOptions = PackingOptions(),
+        features: Features | None = None,
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
@@ -80,7 +84,7 @@ class Loader:
                     rows = max(round(batch_size * share / sum(shares)), 1)
                     packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=rows))
             self.sequences = Mixture(packed, shares, seed)
-        self._packing, self._has_segments = packing, packing.has_segments
+        self._packing, self._has_segments, self._features = packing, packing.has_segments, features
         self._ring_size, self._layout = ring_size, layout
         of_buckets = {math.gcd(2**k, ring_size) for k in range(packing.buckets + 1)}
         self._orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in of_buckets}
@@ -158,7 +162,12 @@ class Loader:
         positions = self._orders[self.rings(step)][columns]
         first = step * self.batch_size
         sequences = [self.sequences.read(first + row, positions) for row in range(self.batch_size)[rows]]
-        return Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
+        batch = Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
+        if self._features is None:
+            return batch
+        features = dict(self._features.read(batch))
+        self._features.check(features, batch.tokens.shape)
+        return batch._replace(features=features)
 
     def contents(self, step: int) -> list[dict[str, Any]]:
         """Return, for each row of a step's batch, the number of its sequence, its store's folder and its documents."""
@@ -180,17 +189,19 @@ class Loader:
             held.setdefault(bounds(rows, self.batch_size), np.zeros(self.seq_len, bool))[columns] = True
         read = {rows: self.read(step, slice(*rows), columns) for rows, columns in held.items()}
 
+        fields = {rows: jax.tree.flatten(batch) for rows, batch in read.items()}
+
         def part(index: Any, field: int) -> np.ndarray:
             rows, (begin, end) = bounds(index[0], self.batch_size), bounds(index[1], self.seq_len)
             first = np.count_nonzero(held[rows][:begin])
-            return read[rows][field][:, first : first + end - begin]
+            return fields[rows][0][field][:, first : first + end - begin]
 
-        def array(field: int) -> jax.Array | None:
-            if Batch._fields[field] == "segment_ids" and not self._has_segments:
-                return None
-            return jax.make_array_from_callback(shape, sharding, lambda index: part(index, field))
-
-        return Batch(*map(array, range(len(Batch._fields))))
+        some, structure = next(iter(fields.values()))
+        arrays = [
+            jax.make_array_from_callback((*shape, *x.shape[2:]), sharding, partial(part, field=i))
+            for i, x in enumerate(some)
+        ]
+        return jax.tree.unflatten(structure, arrays)
 
     def iterate(self, start_step: int, sharding: jax.sharding.Sharding) -> Generator[Batch, None, None]:
         """Yield batches from `start_step` on, endlessly; a thread prepares the next batch while one is in use.

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.models.decoder_layers import attention_options
+from ringformer.models.registry import family_with
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH
 from ringformer.runs.config import OptimizerConfig
@@ -89,10 +90,19 @@ def abstract_array(mesh: Mesh, spec: P, dtype: DTypeLike, *shape: int) -> jax.Sh
 
 
 def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
-    """Return a batch, with segment ids if the workload has them."""
-    dtypes = (jnp.bool_ if field in ("mask", "ends") else jnp.int32 for field in Batch._fields)
-    batch = Batch(*(abstract_array(mesh, BATCH, dtype, workload.batch_size, workload.seq_len) for dtype in dtypes))
-    return batch if workload.masks else batch._replace(segment_ids=None)
+    """Return a batch, with segment ids if the workload has them, and the features of the model's family."""
+
+    def array(dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
+        return abstract_array(mesh, BATCH, dtype, workload.batch_size, workload.seq_len, *shape)
+
+    ids, mask = array(jnp.int32), array(jnp.bool_)
+    batch = Batch(ids, ids, ids, ids if workload.masks else None, mask, mask)
+    features = family_with(type(workload.model)).features
+    return (
+        batch._replace(features={n: array(field.dtype, *field.shape) for n, field in features.fields.items()})
+        if features
+        else batch
+    )
 
 
 ATTENTION = "attention of a layer"

@@ -10,11 +10,12 @@ Tokens are sharded along the sequence over (sp, tp). A family with `tensor_paral
 block that mixes them, and reduces the block's result, as LLaMA does. Other families are refused on meshes with tp > 1.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.ops.layouts import Layout
@@ -30,12 +31,36 @@ class Axes:
     """Equal rings that the ranks of `sp` form, each with a sequence of its own."""
 
 
+class Feature(NamedTuple):
+    """An array [B, T, *shape] of a batch."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+class Features(NamedTuple):
+    """Arrays of a family's batches beside the tokens; the model reads them in `batch.features`, by name."""
+
+    fields: Mapping[str, Feature]
+    read: Callable[[Any], Mapping[str, np.ndarray]]
+    """Function of a loader's numpy batch, which has some of a batch's rows and tokens, in the order of the layout: a
+    token's features depend on this token's fields alone. It runs in the loader's thread."""
+
+    def check(self, read: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> None:
+        """Raise ValueError if the arrays read for tokens of a shape are not those of `fields`."""
+        actual = {name: (str(array.dtype), array.shape) for name, array in read.items()}
+        expected = {name: (field.dtype, (*shape, *field.shape)) for name, field in self.fields.items()}
+        if actual != expected:
+            raise ValueError(f"the family's batches have the features {expected}, but it read {actual}")
+
+
 @runtime_checkable
 class ModelConfig(Protocol):
     """A frozen dataclass of the model's sizes and options of its computation: the keys `--config.model.*`.
 
     It may also have a tuple `EXECUTION` of the fields that change results only by rounding, so that a run can be
-    resumed with other values. All other fields are part of a run's identity (`runs/identity.py`).
+    resumed with other values. All other fields are part of a run's identity (`runs/identity.py`). A `vocab_size` is
+    compared with the tokenizer and the ids of the data.
     """
 
     ARCHITECTURE: ClassVar[tuple[str, ...]]
@@ -46,8 +71,6 @@ class ModelConfig(Protocol):
     """Fields, including `CONTEXT`, that decide the meaning of the weights but not their shapes. A config that does not
     set them takes them from the initial model, or else from the preset."""
 
-    @property
-    def vocab_size(self) -> int: ...
     @property
     def layout(self) -> Layout:
         """Layout by which the loader distributes tokens over the ring."""
@@ -83,9 +106,9 @@ class Model(Protocol):
     """
 
     def loss(self, batch: Any, *, axes: Axes, gather: Callable) -> jax.Array:
-        """Sum -log p(target) over this device's masked-in tokens, in float32; see `ringformer.data` for a batch."""
+        """Sum the loss, -log p(target), over this device's masked-in tokens of a `data.Batch`, in float32."""
         ...
 
     def token_losses(self, batch: Any, *, axes: Axes, gather: Callable) -> jax.Array:
-        """Compute -log p(target) of each of this device's tokens, float32 [B, T], for evaluation."""
+        """Compute the loss of each of this device's tokens, float32 [B, T], for evaluation."""
         ...

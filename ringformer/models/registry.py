@@ -12,7 +12,7 @@ from ringformer.models.decoder import Decoder
 from ringformer.models.families import gemma3, llama, ministral3, mistral, olmo3, qwen2, qwen3, seed_oss, smollm3
 from ringformer.models.families.huggingface import HuggingFace
 from ringformer.models.flops import model_flops_per_token
-from ringformer.models.interface import ModelConfig
+from ringformer.models.interface import Features, ModelConfig
 
 
 class Family(NamedTuple):
@@ -29,6 +29,10 @@ class Family(NamedTuple):
     refused."""
     hugging_face: HuggingFace | None = None
     """Translation of Hugging Face's config.json; None: the family cannot be converted."""
+    features: Features | None = None
+    """Arrays of batches beside the tokens."""
+    likelihood: bool = True
+    """True if losses are -log p(target). If False, evaluations report no perplexity and no bits per byte."""
 
 
 FAMILIES = {
@@ -50,7 +54,6 @@ ASKED = {
         "ARCHITECTURE",
         "CONTEXT",
         "INHERITED",
-        "vocab_size",
         "layout",
         "ulysses",
         "compute_dtype",

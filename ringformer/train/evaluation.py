@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ringformer.data import Loader
+from ringformer.models.registry import family_with
 from ringformer.processes.stopping import Phase, Stopping
 from ringformer.runs.folder import RunFolder
 from ringformer.train.checks import count_batches
@@ -25,18 +26,21 @@ def evaluate(
     eval_batches: int,
     sharding: NamedSharding,
     stop: Callable[[], bool] = lambda: False,
+    likelihood: bool = True,
 ) -> dict[str, Any] | None:
     """Evaluate parameters on the first `eval_batches` batches of the held-out data and return the metrics.
 
     eval_loss is the mean loss, in nats, of the eval_tokens tokens that are trained on. eval_bits_per_byte is this loss
     in bits per byte of text, which is comparable between tokenizers. eval_perplexity is the exponential of eval_loss.
     eval_by_position has the loss of the tokens at RoPE positions `first` to `last`, for one range per power of two: it
-    shows whether distant context helps. If no token is trained on, eval_tokens = 0 is the only metric.
+    shows whether distant context helps. If no token is trained on, eval_tokens = 0 is the only metric. Without
+    `likelihood`, losses are in the model's own unit, and there are neither bits nor perplexity.
 
     Args:
       eval_step: result of `make_eval_step`.
       sharding: sharding of a batch's arrays.
       stop: called before each batch; if it returns True, the evaluation ends and the result is None.
+      likelihood: True if losses are -log p(target) (`registry.Family`).
 
     Raises FloatingPointError for a loss that is not finite.
     """
@@ -50,7 +54,7 @@ def evaluate(
         pending = enqueued
     sums.append(jax.device_get(pending))
     nats, tokens = (np.stack(column).sum(axis=0, dtype=np.float64) for column in zip(*sums, strict=True))
-    return _metrics(nats, tokens, data.sequences.bytes_per_token)
+    return _metrics(nats, tokens, data.sequences.bytes_per_token if likelihood else None)
 
 
 class Evaluation:
@@ -85,23 +89,31 @@ class Evaluation:
                 config.eval_batches,
                 program.batch_sharding,
                 stop=self._stopping.due,
+                likelihood=family_with(type(config.model)).likelihood,
             )
         if values:
             self._reports.evaluation(step, values)
             self._folder.keep.losses |= {step: values["eval_loss"]} if "eval_loss" in values else {}
 
 
-def _metrics(nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float) -> dict[str, Any]:
-    """Return the metrics of an evaluation, from its sums in each position bucket."""
+def _metrics(nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float | None) -> dict[str, Any]:
+    """Return the metrics of an evaluation, from its sums in each position bucket; None: losses are not -log p."""
     if not tokens.sum():
         return {"eval_tokens": 0}
     loss = float(nats.sum() / tokens.sum())
     if not math.isfinite(loss):
         raise FloatingPointError(f"the held-out loss is {loss}: it is not reported, and these parameters are not saved")
+    of_text = (
+        {
+            "eval_bits_per_byte": loss / math.log(2) / bytes_per_token,
+            "eval_perplexity": math.exp(min(loss, 700.0)),
+        }
+        if bytes_per_token is not None
+        else {}
+    )
     return {
         "eval_loss": loss,
-        "eval_bits_per_byte": loss / math.log(2) / bytes_per_token,
-        "eval_perplexity": math.exp(min(loss, 700.0)),
+        **of_text,
         "eval_tokens": int(tokens.sum()),
         "eval_by_position": [
             {"first": 2**k // 2, "last": 2**k - 1, "tokens": int(t), "loss": float(n / t)}

@@ -19,7 +19,7 @@ from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.registry import check_mesh
+from ringformer.models.registry import check_mesh, family_with
 from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, check_same_on_all, run_identity, stores_identity
@@ -100,7 +100,9 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     if device.platform == "gpu":
         check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
     tokenizer = load_tokenizer(data.tokenizer)
-    check_vocabulary(tokenizer, model.vocab_size)
+    vocab_size = getattr(model, "vocab_size", None)
+    if vocab_size is not None:
+        check_vocabulary(tokenizer, vocab_size)
     identity = run_identity(config, tokenizer.name)
     checked = Checked() if anew else check_run(run_dir, identity, config.steps, allow)  # before a store is built
     train_store: TokenStore | Parts
@@ -123,14 +125,16 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         seq_len=config.seq_len,
         layout=model.layout,
         ring_size=ranks,
+        features=family_with(type(model)).features,
     )
     train_data = load(train_store, seed=config.seed, packing=packing)
     eval_data = load(eval_store, seed=0, packing=replace(packing, buckets=0)) if eval_store else None
     run = Run(config, run_dir, program, kernel, tokenizer, train_data, eval_data, identity, checked, frozenset(allow))
     if jax.process_count() > 1:
         check_same_on_all(identity)
-    for store in run.stores:
-        store.check_ids(model.vocab_size)
+    if vocab_size is not None:
+        for store in run.stores:
+            store.check_ids(vocab_size)
     if eval_data is not None:
         count_batches(config.eval_batches, eval_data)
     return run

@@ -127,8 +127,8 @@ def position_bucket(position):
 
 
 def _microbatches(batch, accumulate: int):
-    """Reshape the batch's fields to [accumulate, B / accumulate, T], on each device."""
-    return jax.tree.map(lambda x: x.reshape(accumulate, -1, x.shape[1]), batch)
+    """Reshape the batch's fields [B, T, ...] to [accumulate, B / accumulate, T, ...], on each device."""
+    return jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
 
 
 def make_logits(config: ModelConfig, weights: dict, mesh: Mesh):

@@ -94,7 +94,7 @@ def at(batch, index):
 
 
 def assert_equal(actual, expected):
-    for field, a, b in zip(Batch._fields, actual, expected, strict=True):
+    for field, a, b in zip(Batch._fields, Batch(*actual), Batch(*expected), strict=True):
         assert (a is None) == (b is None), field
         np.testing.assert_array_equal(a, b, err_msg=field)
 

@@ -1122,4 +1122,25 @@ MUTATIONS = [
         "[name for name in names if weights[name].shape[-2] == c.num_kv_heads]",
         "train/test_step.py::test_as_many_query_heads_of_a_rank_as_key_heads_of_all",
     ),
+    Mutation(
+        "features of other tokens",
+        "data/loader.py",
+        "features = dict(self._features.read(batch))",
+        "features = {name: x[:, ::-1] for name, x in self._features.read(batch).items()}",
+        "models/test_features.py::test_microbatches_keep_the_features_of_their_tokens",
+    ),
+    Mutation(
+        "microbatches scramble features",
+        "train/step.py",
+        "x.reshape(accumulate, -1, *x.shape[1:])",
+        "x.reshape(accumulate, -1, *x.shape[1:])[:: -1 if x.ndim > 2 else 1]",
+        "models/test_features.py::test_microbatches_keep_the_features_of_their_tokens",
+    ),
+    Mutation(
+        "bits per byte of losses that are no likelihood",
+        "train/evaluation.py",
+        "data.sequences.bytes_per_token if likelihood else None",
+        "data.sequences.bytes_per_token",
+        "models/test_features.py::test_features_train_on_a_ring_as_without",
+    ),
 ]

@@ -117,7 +117,7 @@ class LengthBuckets:
             here = pieces == piece
             part = packed.read(first + piece, within[here])
             part = part._replace(segment_ids=part.segment_ids + piece * length)  # a piece has at most `length` ids
-            for field, x in zip(fields, part, strict=True):
+            for field, x in zip(fields, part[: len(fields)], strict=True):
                 field[here] = x
         return Batch(*fields)
 

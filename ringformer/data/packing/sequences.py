@@ -38,6 +38,8 @@ class Batch(NamedTuple):
     ends: Any
     """bool: True where the target is never predicted, whatever the store's mask says: the token is the last of its
     document, or padding."""
+    features: Any = None
+    """Arrays [B, T, ...] by name that a model family reads beside tokens (`ringformer.models.interface.Features`)."""
 
 
 class StoreSequences(ABC):

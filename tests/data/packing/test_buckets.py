@@ -77,7 +77,7 @@ def test_a_sequence_is_the_same_on_every_ring_and_in_any_order_of_reading(store)
             rings = loader.rings(step)
             assert rings == min(2**k, n)
             back = np.argsort(permutation("zigzag", T, n, rings))
-            batch = [field[:, back] for field in loader.read(step)]
+            batch = [field[:, back] for field in loader.read(step) if field is not None]
             expected = expected or batch
             for field, e in zip(batch, expected, strict=True):
                 np.testing.assert_array_equal(field, e)

@@ -43,7 +43,7 @@ def test_sequences_are_their_pieces(store, seq_len, packed_attention):
             assert_equal(batch, whole_reference(store, pieces, seq_len, packed_attention))
             index += 1
         np.testing.assert_array_equal(covered, 1)  # every epoch has every token once
-    assert [field.dtype for field in batch] == [np.int32] * 4 + [np.bool_] * 2
+    assert [field.dtype for field in batch[:6]] == [np.int32] * 4 + [np.bool_] * 2
     # No document that fits into a sequence is cut.
     whole = {(int(a), int(b - a)) for a, b in itertools.pairwise(store.offsets) if b - a <= seq_len}
     assert whole <= {piece for i in range(packed.per_epoch) for piece in pieces_of(packed, i)}
@@ -162,9 +162,9 @@ def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, pack
     )
     whole, order = loader.read(5), permutation(layout, 64, ring_size)
     rows = [loader.sequences.read(20 + row, np.arange(64)) for row in range(4)]
-    assert_equal([field[:, np.argsort(order)] for field in whole], [np.stack(f) for f in zip(*rows, strict=True)])
+    assert_equal(at(whole, (slice(None), np.argsort(order))), [np.stack(f) for f in list(zip(*rows, strict=True))[:6]])
     for rows, columns in itertools.product((slice(1, 3), slice(None)), (slice(0, 16), slice(48, 64), slice(5, 38))):
-        assert_equal(loader.read(5, rows, columns), [field[rows, columns] for field in whole])
+        assert_equal(loader.read(5, rows, columns), at(whole, (rows, columns)))
 
 
 def test_an_empty_batch_is_refused(store):
