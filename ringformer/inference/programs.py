@@ -23,6 +23,7 @@ from ringformer.data import Batch
 from ringformer.hardware import chip_of
 from ringformer.inference.cache import Cache, layer_of, write_tokens
 from ringformer.inference.cached_attention import Travels, attend_cached, join
+from ringformer.inference.cached_window import attend_window, last_slots
 from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
@@ -34,6 +35,7 @@ from ringformer.models.interface import Axes
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.own_attention import REGISTERED
+from ringformer.ops.layouts import permutation
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
 
@@ -202,25 +204,28 @@ class Programs:
 
     def _prefill(self, weights, state: State, chunk: Chunk, *, cached: int, travels: Travels) -> State:
         """Run `prefill` on one device."""
-        c, cache = self.config, state.cache
-        windows = {f"a window of {window}" for window in c.windows if window}
-        windows |= {f"attention {c.attention!r}"} & {f"attention {name!r}" for name in REGISTERED}
-        if cached and windows:
+        c, cache, sp = self.config, state.cache, self.mesh.shape["sp"]
+        if cached and c.attention in REGISTERED:
             raise ValueError(
-                f"a model with {min(windows)} reads all of its text at once: set prefill_chunk to the "
+                f"a model with attention {c.attention!r} reads all of its text at once: set prefill_chunk to the "
                 "length of the prompt, and do not add to a session"
             )
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
+        slots, new = cache.positions[:, :cached], chunk.rank_positions
+        reached = {window: min(window, cached * sp) for window in c.windows if window and cached}
+        last = {window: last_slots(slots, new, tokens, "sp") for window, tokens in reached.items()}
+        order = permutation(c.layout, new.shape[1] * sp, sp // c.ulysses).reshape(sp, -1)
 
         def attend(kind, layer, q, k, v):
             options = attention_options(c, kind, c.ulysses * q.shape[1])
             ring = partial(c.attend, q, k, v, **on_ring, **options)
             if not cached:
                 return ring(), (k, v)
+            if kind.window:
+                return attend_window(q, k, v, cache, layer, last[kind.window], order, "sp", **options), (k, v)
             ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
             kernel = {"kernel": "xla" if c.kernel == "cudnn" else c.kernel}  # the mask of empty slots is not causal
-            valid = cache.positions[:, :cached] >= 0
-            before = attend_cached(q, ours[0], ours[1], valid, travels, "sp", **options | kernel)
+            before = attend_cached(q, ours[0], ours[1], slots >= 0, travels, "sp", **options | kernel)
             return join(ring(return_lse=True), before).astype(q.dtype), (k, v)
 
         x, (k, v) = self._model(weights).attended(

@@ -70,11 +70,19 @@ QUICK = "qwen2", "ministral3", "olmo3", "gemma3"
 
 
 @pytest.mark.parametrize("family", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in TINY])
-@pytest.mark.parametrize("mesh_dim", ["1,1,2,4", pytest.param("1,2,4,1", marks=pytest.mark.slow)])
-def test_greedy_tokens(converted, family, mesh_dim):
-    """On a ring and with tp, with two key heads for two or four ranks."""
+@pytest.mark.parametrize(
+    ("mesh_dim", "chunk"),
+    [
+        ("1,1,2,4", None),
+        pytest.param("1,2,4,1", None, marks=pytest.mark.slow),
+        pytest.param("1,1,2,4", 16, marks=pytest.mark.slow),
+    ],
+)
+def test_greedy_tokens(converted, family, mesh_dim, chunk):
+    """On a ring and with tp, with two key heads for two or four ranks; the prompt at once, and in three chunks."""
     theirs, ours = converted(family)
-    generator = Generator.load(ours, mesh_dim=mesh_dim, max_length=96, compute_dtype="float32")
+    sizes = {"max_length": 96, "prefill_chunk": chunk}
+    generator = Generator.load(ours, mesh_dim=mesh_dim, compute_dtype="float32", **sizes)
     assert generator.generate([PROMPT], max_new_tokens=24) == [continued(theirs, 24)]
 
 

@@ -26,6 +26,11 @@ CASES = {
     "keys travel both ways": ("1,1,1,4", {"ring": "both_ways"}, 8, {"queries"}),
     "heads exchanged as far as tp allows": ("1,1,2,4", {"ulysses": 4}, None, {"queries"}),
     "fewer key heads than tp": ("1,1,4,2", {"layout": "striped"}, None, {"queries"}),
+    "windows": ("1,1,1,4", {"window": 9}, 8, {"queries"}),
+    "windows, one device": ("1,1,1,1", {"window": 3}, 6, {"queries"}),
+    "windows longer than the text": ("1,1,1,2", {"window": 40, "layout": "contiguous"}, 4, {"queries"}),
+    "windows, heads exchanged": ("1,1,2,4", {"window": 5, "ulysses": 2}, 16, {"queries"}),
+    "windows, dp": ("2,1,1,4", {"window": 1, "layout": "contiguous"}, None, {"queries"}),
 }
 SLOW = (
     "ring of 2, in chunks",
@@ -34,6 +39,10 @@ SLOW = (
     "dp x sp",
     "heads exchanged as far as tp allows",
     "fewer key heads than tp",
+    "windows, one device",
+    "windows longer than the text",
+    "windows, heads exchanged",
+    "windows, dp",
 )
 
 

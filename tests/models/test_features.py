@@ -21,7 +21,7 @@ from tests.train.runs import read_metrics
 
 
 def run_config(folder, name: str, mesh_dim: str, **changes):
-    rows = [{"text": f"{i} blocks of keys and values travel around the ring " * 8} for i in range(80)]
+    rows = [{"text": f"{i} blocks of keys and values travel around the ring "} for i in range(600)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     values = base_config("bits")
     values.update({"seq_len": 64, "batch_size": 16, "steps": 12, "accumulate": 2, "eval_batches": 1})

@@ -37,6 +37,7 @@ YARN = "inference/test_generator.py::test_greedy_tokens_are_those_of_transformer
 READ_IN_PART = "inference/test_session.py::test_a_long_cache_is_read_in_part"
 TOKEN = "inference/test_decode_step.py::test_attention_of_a_token[{}]".format
 DOCUMENTS = "ops/kernels/test_cudnn_documents.py::test_documents_as_dense[3-4-zigzag]"
+WINDOWS = "inference/test_session.py::test_every_logit_is_that_of_a_whole_forward[windows]"
 CENTRED, OFF_CENTRE = TOKEN("values around 0"), TOKEN("values around 10")
 RING, HOPS, BLOCK = "ops/ring_passes.py", "ops/ring_hops.py", "ops/blockwise_attention.py"
 EXCHANGED, COPIED = (
@@ -1022,7 +1023,7 @@ MUTATIONS = [
         "models/decoder_layers.py",
         "mean = lax.pmean(mean, tp)",
         "pass",
-        "convert/test_families.py::test_greedy_tokens[1,1,2,4-olmo3]",
+        "convert/test_families.py::test_greedy_tokens[1,1,2,4-None-olmo3]",
     ),
     Mutation(
         "windows have the rope of full attention",
@@ -1057,7 +1058,7 @@ MUTATIONS = [
         "inference/decode_step.py",
         "x *= jnp.asarray(c.embedding_scale, x.dtype)",
         "pass",
-        "convert/test_families.py::test_greedy_tokens[1,1,2,4-gemma3]",
+        "convert/test_families.py::test_greedy_tokens[1,1,2,4-None-gemma3]",
     ),
     Mutation(
         "logits have the scale of the head",
@@ -1078,14 +1079,14 @@ MUTATIONS = [
         "inference/decode_step.py",
         "mask = valid[kind.window]",
         "mask = valid[0]",
-        "convert/test_families.py::test_greedy_tokens[1,1,2,4-gemma3]",
+        "convert/test_families.py::test_greedy_tokens[1,1,2,4-None-gemma3]",
     ),
     Mutation(
         "keys of layers are kept in another order",
         "models/layer_kinds.py",
         "first, kept = end, [*kept, here]",
         "first, kept = end, [here, *kept]",
-        "convert/test_families.py::test_greedy_tokens[1,1,2,4-gemma3]",
+        "convert/test_families.py::test_greedy_tokens[1,1,2,4-None-gemma3]",
     ),
     Mutation(
         "norms after attention are forgotten",
@@ -1099,7 +1100,7 @@ MUTATIONS = [
         "inference/decode_step.py",
         'norm(y, w["feedforward_output_norm"]["scale"])',
         "y",
-        "convert/test_families.py::test_greedy_tokens[1,1,2,4-olmo3]",
+        "convert/test_families.py::test_greedy_tokens[1,1,2,4-None-olmo3]",
     ),
     Mutation(
         "scales of norms without their 1",
@@ -1142,5 +1143,26 @@ MUTATIONS = [
         "data.sequences.bytes_per_token if likelihood else None",
         "data.sequences.bytes_per_token",
         "models/test_features.py::test_features_train_on_a_ring_as_without",
+    ),
+    Mutation(
+        "cached tokens one further away",
+        "inference/cached_window.py",
+        "first[:, None] + tokens\n",
+        "first[:, None] + tokens - 1\n",
+        WINDOWS,
+    ),
+    Mutation(
+        "rows share the slots of the first",
+        "inference/cached_window.py",
+        "cached[layer, rows, :, last.slots]",
+        "cached[layer, 0 * rows, :, last.slots]",
+        WINDOWS,
+    ),
+    Mutation(
+        "cached tokens that a row has not are seen",
+        "inference/cached_window.py",
+        "held = lax.psum(last.held.astype(jnp.int32), ring)",
+        "held = jnp.ones_like(last.slots)",
+        WINDOWS,
     ),
 ]

@@ -49,11 +49,13 @@ def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
     layer = m.hidden_size * m.head_dim * 2 * (heads + key_heads) + 3 * m.hidden_size * m.intermediate_size / tp
     new = 2 * m.num_layers * local * key_heads * m.head_dim * item if workload.chunks > 1 else 0
     queries = rows * workload.chunk * heads * (m.head_dim * (item + 8) + 12) if _queries_travel(workload) else 0
+    cached = cache_bytes(workload) / m.num_layers if 0 in workload.windows else 0
+    in_windows = 2 * max(_window_bytes(workload, window) for window in workload.windows)  # gathered, and in order
     return {
         "weights": weight_bytes(workload),
         "cache": cache_bytes(workload),
         "keys and values of the chunk, before they are in the cache": new,
-        "keys and values of the cache, of a layer": cache_bytes(workload) / m.num_layers if workload.chunks > 1 else 0,
+        "keys and values that a layer reads": max(cached, in_windows) if workload.chunks > 1 else 0,
         "weights of a layer, gathered": 2 * item * layer,
         "activations of a layer": local * m.hidden_size * item * 8,
         "queries of the chunk on their way": queries,
@@ -80,7 +82,9 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     tokens = rows * workload.chunk
     enter_leave = 4 * (tokens // sp) * m.hidden_size * item * (tp - 1) / tp
     queries = tokens * (m.num_heads // tp) * (m.head_dim * (item + 4) + 4) if _queries_travel(workload) else 0
-    moved = workload.chunks * m.num_layers * (layer + enter_leave + queries)
+    moved = workload.chunks * (m.num_layers * (layer + enter_leave) + workload.windows.get(0, 0) * queries)
+    of_windows = sum(layers * _window_bytes(workload, window) for window, layers in workload.windows.items())
+    moved += (workload.chunks - 1) * of_windows * (sp > 1)
     return compute + moved / target.ring_bandwidth(shared)
 
 
@@ -89,6 +93,13 @@ def _queries_travel(workload: InferenceWorkload) -> bool:
     cached = workload.seq_len - workload.chunk
     several = workload.mesh_shape[3] > 1 and cached > 0
     return several and cheaper_to_move(workload.model, workload.chunk, cached) == "queries"
+
+
+def _window_bytes(workload: InferenceWorkload, window: int) -> int:
+    """Return the bytes of the keys and values that a device collects for a chunk in a layer with a window."""
+    m, (dp, _, tp, _) = workload.model, workload.mesh_shape
+    keys = workload.batch_size // dp * (workload.chunk + window) * max(1, m.num_kv_heads // tp)
+    return 2 * keys * m.head_dim * itemsize(m) if window else 0
 
 
 @lru_cache(maxsize=64)

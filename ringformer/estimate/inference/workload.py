@@ -61,8 +61,10 @@ class InferenceWorkload(Workload):
         return ProgramSizes(sp, granule(self.layout, tp, sp), self.seq_len, self.prefill_chunk)
 
     def attended_slots(self, number: int) -> int:
-        """Number of cache slots of a rank that chunk `number` (from 0) attends to."""
-        return self.sizes.cached(self.model, self.chunk, number * self.chunk // self.sizes.ranks)[0]
+        """Number of cache slots of a rank that chunk `number` (from 0) attends to; if all layers have windows, those
+        that the longest reaches."""
+        slots = self.sizes.cached(self.model, self.chunk, number * self.chunk // self.sizes.ranks)[0]
+        return min(slots, -(-max(self.windows) // self.sizes.ranks)) if all(self.windows) else slots
 
     def check(self) -> None:
         """Raise ValueError for a mesh, batch or chunk that is invalid for every session."""
@@ -71,8 +73,6 @@ class InferenceWorkload(Workload):
         model.check_mesh(AbstractMesh(self.mesh_shape, AXIS_NAMES))
         if self.batch_size % dp:
             raise ValueError(f"{self.batch_size} rows on a mesh with dp={dp}: --batch_size must be a multiple of dp")
-        if self.chunks > 1 and any(model.windows):
-            raise ValueError(f"chunks of {self.chunk} tokens do not work with windows, whose prompts are read at once")
         unit = self.sizes.granule
         if self.seq_len % self.chunk or self.chunk % unit:
             raise ValueError(
