@@ -25,19 +25,23 @@ class LastSlots(NamedTuple):
     """True where this device holds the token."""
 
 
-def last_slots(positions: Int32[Array, "B S"], new: Int32[Array, "B T"], tokens: int, ring: str) -> LastSlots:
-    """Find the slots of the last `tokens` tokens before a chunk.
+def last_slots(positions: Int32[Array, "B S"], first: Int32[Array, " B"], tokens: int) -> LastSlots:
+    """Find the slots of the `tokens` tokens before position `first` of each row.
 
     Args:
-      positions: position of each slot's token in its row, -1 for an empty slot. new: those of the chunk's tokens.
+      positions: position of each slot's token in its row, -1 for an empty slot.
     """
-    (B, S), end = positions.shape, np.iinfo(np.int32).max
-    first = lax.pmin(jnp.where(new >= 0, new, end).min(axis=1), ring)
+    B, S = positions.shape
     places = positions - first[:, None] + tokens
     places = jnp.where((positions >= 0) & (places >= 0), places, tokens)  # tokens: dropped
     slots = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32), (B, S))
     slots = jnp.full((B, tokens), -1, jnp.int32).at[jnp.arange(B)[:, None], places].set(slots, mode="drop")
     return LastSlots(jnp.maximum(slots, 0), slots >= 0)
+
+
+def first_of_chunk(positions: Int32[Array, "B T"], ring: str) -> Int32[Array, " B"]:
+    """Return the first position of each row in a chunk; the largest integer for a row that has no token in it."""
+    return lax.pmin(jnp.where(positions >= 0, positions, np.iinfo(np.int32).max).min(axis=1), ring)
 
 
 def attend_window(

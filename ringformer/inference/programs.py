@@ -23,7 +23,7 @@ from ringformer.data import Batch
 from ringformer.hardware import chip_of
 from ringformer.inference.cache import Cache, layer_of, write_tokens
 from ringformer.inference.cached_attention import Travels, attend_cached, join
-from ringformer.inference.cached_window import attend_window, last_slots
+from ringformer.inference.cached_window import attend_window, first_of_chunk, last_slots
 from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
@@ -213,7 +213,7 @@ class Programs:
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
         slots, new = cache.positions[:, :cached], chunk.rank_positions
         reached = {window: min(window, cached * sp) for window in c.windows if window and cached}
-        last = {window: last_slots(slots, new, tokens, "sp") for window, tokens in reached.items()}
+        last = {window: last_slots(slots, first_of_chunk(new, "sp"), tokens) for window, tokens in reached.items()}
         order = permutation(c.layout, new.shape[1] * sp, sp // c.ulysses).reshape(sp, -1)
 
         def attend(kind, layer, q, k, v):
