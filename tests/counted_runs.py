@@ -67,7 +67,7 @@ def steps(monkeypatch, first_states):
         change = steps.at.get(int(state.step))
         return change(state, metrics) if change else (state, metrics)
 
-    def evaluate(step, params, *_, stop):
+    def evaluate(step, params, *_, stop, likelihood):
         steps.evaluated.append(float(params["norm"]["scale"][0]))
         return None if stop() else {"eval_loss": 1.0, "eval_tokens": 1, "eval_by_position": []}
 

@@ -15,11 +15,12 @@ from ringformer.checkpoints.array_folder import Restore
 from ringformer.checkpoints.sharded_arrays import Restored, checkpoint_handler
 from ringformer.checkpoints.verify import advising, restore_checked, saved_steps, tree_folder, unverified
 from ringformer.files.manifest import MANIFEST, check_named
-from ringformer.files.run_layout import CONFIG, IDENTITY, METRICS
+from ringformer.files.run_layout import CHECKPOINTS, CONFIG, IDENTITY, METRICS
 from ringformer.files.untrusted import read_object
 from ringformer.models.interface import ModelConfig
 from ringformer.models.own_attention import UnknownAttention
 from ringformer.models.registry import FAMILIES, Family, family_of
+from ringformer.parallel.lora import Lora, LoraConfig
 from ringformer.parallel.parameters import abstract_params
 
 
@@ -100,13 +101,45 @@ def restore_arguments(target, shardings):
 
 
 def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict | None = None) -> Any:
-    """Return only the parameters of a run's latest checkpoint, or of a converted model, laid out for this mesh.
+    """Return only the parameters of a run's latest checkpoint, or of a converted model, laid out for this mesh. If the
+    run trained adapters, they are added to the weights that it started from.
 
     Args:
       dtypes: dtype in which each parameter is read; None: float32.
 
-    Raises DamagedFiles, naming the files, if they differ from what was written.
+    Raises DamagedFiles, naming the files, if they differ from what was written; FileNotFoundError or ValueError if the
+    weights that adapters belong to are not there, or are others now.
     """
+    lora = lora_of(run_dir)
+    if lora is None:
+        return _restore(run_dir, weights, mesh, dtypes)
+    adapters = Lora(lora, model_of(run_dir), mesh)
+    params = restore_params(base_of(run_dir), weights, mesh, dtypes)
+    return adapters.merge(params, _restore(run_dir, adapters.adapters, mesh))
+
+
+def lora_of(run_dir: str | Path) -> LoraConfig | None:
+    """Return the adapters that a run trained; None if it trained all weights, and for a converted model."""
+    written = (Path(run_dir) / CONFIG).is_file()  # checkpoints are also read without it
+    values = (read_object(run_dir, CONFIG, "restore it") if written else {}).get("lora") or {}
+    return LoraConfig(**values) if values.get("rank") else None
+
+
+def base_of(run_dir: str | Path) -> Path:
+    """Return the folder of the model that a run's adapters belong to. Raises FileNotFoundError if it is not there, and
+    ValueError if it has other weights than when the run began."""
+    identity = read_object(run_dir, IDENTITY, "restore it")["identity"]
+    base = Path(identity["init_from"]["at"])
+    if not (base / CONFIG).is_file():
+        raise FileNotFoundError(f"{run_dir} has adapters of the model in {base}, which is not there: bring it back")
+    actual = checkpoint_hash(base / CHECKPOINTS / str(latest_step(base)))
+    if actual != identity["init_from"].get("checkpoint"):
+        raise ValueError(f"{run_dir} has adapters of the model in {base}, which has other weights now: bring it back")
+    return base
+
+
+def _restore(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict | None = None) -> Any:
+    """Return the parameters of a run's latest checkpoint, as they were saved."""
     folder = latest_checkpoint(run_dir)
     step = int(folder.parent.name)
     abstract = abstract_params(weights, mesh)

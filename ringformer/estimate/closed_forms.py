@@ -223,8 +223,8 @@ def host_bytes(workload: Workload) -> float:
 
 
 def state_bytes(workload: Workload) -> float:
-    """Bytes of the training state on a device: float32 parameters and two moments."""
-    return 12 * workload.model.num_params / workload.state_shards
+    """Bytes of the training state on a device: float32 parameters that train, and two moments."""
+    return 12 * workload.trained_params / workload.state_shards
 
 
 def memory(workload: Workload) -> dict[str, float]:
@@ -256,12 +256,14 @@ def memory(workload: Workload) -> dict[str, float]:
         keys = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         keys /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
+    parameters = per_parameter * workload.trained_params + workload.frozen_bytes
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
         "gathered keys": keys,
-        "weights of a layer, their gradients, embedding gradient": (item + 4) * layer + 4 * V * D,
-        "parameters, optimizer and gradients": per_parameter * model.num_params / workload.state_shards,
+        "weights of a layer, their gradients, embedding gradient": (item + 4) * layer
+        + 4 * V * D * (not workload.lora.rank),
+        "parameters, optimizer and gradients": parameters / workload.state_shards,
     }
 
 

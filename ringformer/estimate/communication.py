@@ -120,8 +120,8 @@ def _weights(workload: Workload, computation: float) -> float:
     if fsdp * sp == 1:
         return 0.0
     runs, cores = forward_runs(model)[0], workload.target.chip.tensor_cores
-    parameters = workload.accumulate * model.num_params / tp / weights_rate(workload)
-    gathers, sums = runs * itemsize(model) * parameters, 4 * parameters
+    passes = workload.accumulate / tp / weights_rate(workload)
+    gathers, sums = runs * itemsize(model) * model.num_params * passes, 4 * workload.trained_params * passes
     forward = computation * runs / (runs + 2)  # a backward takes as long as two forwards
     if cores is None:
         sums = max(0.0, sums - (computation - forward))

@@ -55,24 +55,24 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
     """Lower one of `PROGRAMS` for abstract arrays on the target, with AdamW. Raises ValueError for an invalid mesh."""
     workload.check()
     model, mesh = workload.model, workload.mesh()
-    run = make_program(
-        model, mesh, OptimizerConfig(), steps=1000, seq_len=workload.seq_len, accumulate=workload.accumulate
-    )
-    state, batch = run.state, _abstract_batch(workload, mesh)
+    sizes: dict[str, Any] = {"seq_len": workload.seq_len, "accumulate": workload.accumulate, "lora": workload.lora}
+    run = make_program(model, mesh, OptimizerConfig(), steps=1000, **sizes)
+    state, frozen, batch = run.state, run.frozen, _abstract_batch(workload, mesh)
     options, alive = dict(compiler_options(mesh, training=True)), BATCHES_AHEAD * device_bytes(batch)
     if program == TRAIN_STEP:
-        lowered = run.step.lower(state, batch)
+        lowered = run.step.lower(state, batch, *frozen)
     elif program == EVALUATION:
-        lowered = run.eval_step.lower(state.params, batch)
+        lowered = run.eval_step.lower(run.weights(state.params, frozen), batch)
         alive += device_bytes(state._replace(params=None))
     elif program == INIT:
-        lowered, options, alive = make_init(model, run.shardings.params, mesh, seed=0).lower(), {}, 0
+        init = run.lora.make_init(0) if run.lora else make_init(model, run.shardings.params, mesh, seed=0)
+        lowered, options, alive = init.lower(), {}, 0
     elif program == FIRST_STATE:
         # The parameters are alive although the program only makes zeros and does not read them.
         lowered, options = make_first_state(run.optimizer, run.shardings, mesh).lower(state.params), {}
-        alive = device_bytes(state.params)
+        alive = device_bytes((state.params, frozen))
     elif program == CHECK:
-        lowered, options = all_finite.lower(state), {}
+        lowered, options, alive = all_finite.lower(state), {}, alive + device_bytes(frozen)
     else:
         raise ValueError(f"unknown program {program!r}; a run has: {', '.join(PROGRAMS)}")
     options |= WITHOUT_DEVICES[workload.target.chip.kind]

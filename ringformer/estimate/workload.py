@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.data.stores.integrity import read_meta
@@ -16,6 +17,7 @@ from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import check_mesh, preset_config
 from ringformer.ops.layouts import PARTS
+from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
 from ringformer.runs.config import Config, DataConfig
 
@@ -53,6 +55,8 @@ class Workload:
     """Data of a config."""
     seed: int = 0
     """Seed of the order of the data."""
+    lora: LoraConfig = NO_ADAPTERS
+    """Adapters to train instead of the weights."""
 
     @property
     def masks(self) -> bool:
@@ -70,6 +74,16 @@ class Workload:
         """Number of passes that the run makes through the store's tokens; None if it is not built yet."""
         path = Path(self.data.store) / "train" / "store.json" if self.data and self.data.store else None
         return self.tokens / read_meta(path)["tokens"] if self.tokens and path and path.is_file() else None
+
+    @property
+    def trained_params(self) -> int:
+        """Number of parameters that have gradients and moments."""
+        return self.lora.num_params(self.model) if self.lora.rank else self.model.num_params
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of the weights that do not train, on all devices that share a copy."""
+        return self.model.num_params * jnp.dtype(self.lora.base_dtype).itemsize if self.lora.rank else 0
 
     @property
     def step_tokens(self) -> int:
@@ -184,6 +198,7 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
             f"stage {n}" if len(configs) > 1 else "run",
             c.data,
             c.seed,
+            c.lora,
         )
         for n, c in enumerate(configs, 1)
     ]

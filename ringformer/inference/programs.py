@@ -22,8 +22,14 @@ from jax.sharding import PartitionSpec as P
 from ringformer.data import Batch
 from ringformer.hardware import chip_of
 from ringformer.inference.cache import Cache, layer_of, write_tokens
-from ringformer.inference.cached_attention import Travels, attend_cached, join
-from ringformer.inference.cached_window import attend_window, first_of_chunk, last_slots
+from ringformer.inference.cached_attention import (
+    Travels,
+    attend_cached,
+    attend_window,
+    first_of_chunk,
+    join,
+    last_slots,
+)
 from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind

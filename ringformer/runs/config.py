@@ -18,6 +18,7 @@ from ringformer.data.stores.options import StoreOptions
 from ringformer.files.bucket import check_url
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of
+from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Config:
     model: ModelConfig
     data: DataConfig
     optimizer: OptimizerConfig
+    lora: LoraConfig = NO_ADAPTERS
     run_dir: str = ""
     """Folder of everything the run writes: config, metrics, checkpoints. If it holds checkpoints, the run resumes.
     Empty: a new folder in runs/."""
@@ -175,6 +177,11 @@ class Config:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
+        if self.lora.rank and not self.init_from:
+            raise ValueError(
+                f"lora.rank={self.lora.rank} trains adapters of a model: name it with init_from, or set lora.rank=0 to "
+                "train all weights"
+            )
         if self.keep_best and not (self.eval_every and self.checkpoint_every and self.data.held_out):
             raise ValueError(
                 f"keep_best={self.keep_best} needs evaluations of steps that are saved: set eval_every, "
@@ -206,7 +213,7 @@ def base_config(model: str) -> ConfigDict:
     Fields of the model that are inherited (for LLaMA: rope_theta, rope_scaling, norm_eps) are unset, None.
     """
     config = ConfigDict(_defaults(Config, preset=model))
-    for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig)):
+    for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig), ("lora", LoraConfig)):
         config[part] = ConfigDict(_defaults(cls))
     family = family_of(model)
     unset: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from ringformer.data.stores.options import StoreOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import FAMILIES
+from ringformer.parallel.lora import LoraConfig
 from ringformer.processes.agreement import from_all
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
@@ -79,10 +80,13 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
       tokenizer: name of the run's tokenizer.
     """
     identity: Identity = {"data.tokenizer": tokenizer, "init_from": origin(config.init_from)}
-    for part, values in (("", config), ("data.", config.data), ("optimizer.", config.optimizer)):
+    identity["lora.rank"] = config.lora.rank
+    parts: list[tuple[str, Any]] = [("", config), ("data.", config.data), ("optimizer.", config.optimizer)]
+    parts += [("lora.", config.lora)] if config.lora.rank else []
+    for part, values in parts:
         for field in dataclasses.fields(values):
             key = part + field.name
-            if key not in RESOLVED | IN_STORE | HARMLESS | {"model", "data", "optimizer"}:
+            if key not in RESOLVED | IN_STORE | HARMLESS | {"model", "data", "optimizer", "lora"}:
                 identity[key] = getattr(values, field.name)
     optimizer, cosine = config.optimizer, config.optimizer.schedule == "cosine"
     identity |= {  # with a constant rate, a run with more steps is the same run, only longer
@@ -116,7 +120,7 @@ def stores_identity(store: str, mixture: str, held_out: bool) -> Identity:
 def defaults() -> Identity:
     """Return the defaults of the keys that a run of an older version did not record."""
     parts: list[tuple[str, type]] = [("model.", family.config) for family in FAMILIES.values()]
-    parts += [("", Config), ("data.", DataConfig), ("optimizer.", OptimizerConfig)]
+    parts += [("", Config), ("data.", DataConfig), ("optimizer.", OptimizerConfig), ("lora.", LoraConfig)]
     return {
         part + field.name: field.default
         for part, cls in parts

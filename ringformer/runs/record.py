@@ -20,6 +20,7 @@ from ringformer.checkpoints.saved_model import latest_step, model_of
 from ringformer.files.atomic import append_line, write_object
 from ringformer.files.run_layout import CHANGES, CHECKPOINTS, CONFIG, IDENTITY, METRICS
 from ringformer.files.untrusted import read_object
+from ringformer.parallel.lora import LoraConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.runs.identity import Identity, contents, defaults, identity_hash, run_identity
 from ringformer.runs.metrics import read_metrics
@@ -102,6 +103,7 @@ def recorded(run_dir: str | Path, tokenizer: str = "") -> Identity:
     parts = {
         "data": DataConfig(**_known(DataConfig, saved["data"])),
         "optimizer": OptimizerConfig(**_known(OptimizerConfig, saved["optimizer"])),
+        "lora": LoraConfig(**_known(LoraConfig, saved.get("lora", {}))),
     }
     return run_identity(Config(**_known(Config, saved) | parts | {"model": model_of(run_dir)}), tokenizer)
 
@@ -169,7 +171,13 @@ def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_keys(config: Config, allow: Collection[str]) -> None:
     """Raise ValueError for a key in `allow` that no config has."""
-    parts = {"": config, "data.": config.data, "optimizer.": config.optimizer, "model.": config.model}
+    parts = {
+        "": config,
+        "data.": config.data,
+        "optimizer.": config.optimizer,
+        "lora.": config.lora,
+        "model.": config.model,
+    }
     keys = [part + field.name for part, values in parts.items() for field in dataclasses.fields(values)]  # type: ignore[arg-type]
     for key in allow:
         if key not in keys and not re.fullmatch(r"stage-[1-9]\d*", key):

@@ -61,9 +61,16 @@ class Evaluation:
     """Evaluations of a run on its held-out data, at the steps that its config determines."""
 
     def __init__(
-        self, run: Run, data: Loader, folder: RunFolder, reports: StepReports, saving: Saving, stopping: Stopping
+        self,
+        run: Run,
+        frozen: list[dict],
+        data: Loader,
+        folder: RunFolder,
+        reports: StepReports,
+        saving: Saving,
+        stopping: Stopping,
     ):
-        self._run, self._data, self._start = run, data, folder.start or 0
+        self._run, self._frozen, self._data, self._start = run, frozen, data, folder.start or 0
         self._folder, self._reports, self._saving, self._stopping = folder, reports, saving, stopping
 
     def run_if_due(self, state: TrainState, step: int) -> None:
@@ -84,7 +91,7 @@ class Evaluation:
         with self._saving.reading(state, step):
             values = evaluate(
                 program.eval_step,
-                state.params,
+                program.weights(state.params, self._frozen),
                 self._data,
                 config.eval_batches,
                 program.batch_sharding,

@@ -43,10 +43,11 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
     start = folder.start or 0
     if state is None:
         state = run.first_state()
+    frozen = run.frozen()
     reports = StepReports(run, folder)
     saving = Saving(run, folder, checkpoints, reports, stopping)
     data = run.eval_data
-    evaluation = Evaluation(run, data, folder, reports, saving, stopping) if data else None
+    evaluation = Evaluation(run, frozen, data, folder, reports, saving, stopping) if data else None
     batches = run.train_data.iterate(start, program.batch_sharding)
     compiled: set[int] = set()
 
@@ -67,9 +68,9 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
                 rings = run.train_data.rings(step - 1)
                 if rings not in compiled and compiled:
                     stopping.enter(Phase.COMPILATION, step)
-                state, metrics = program.step_on(rings)(state, batch, *largest_norm)
+                state, metrics = program.step_on(rings)(state, batch, *largest_norm, *frozen)
                 if config.debug_nans:
-                    check_operations(run, step, state.params, batch, metrics)
+                    check_operations(run, step, (state.params, batch, *frozen), metrics)
                 stopping.enter(Phase.STEP if rings in compiled else Phase.FIRST_STEP, step)
                 compiled.add(rings)
                 reports.enqueued(step, metrics)

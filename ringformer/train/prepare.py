@@ -55,8 +55,18 @@ class Run(NamedTuple):
     def first_state(self) -> TrainState:
         """Return the state of step 0, with the parameters of init_from if the config sets init_from."""
         source, (model, mesh, optimizer, shardings, *_) = self.config.init_from, self.program
-        params = restore_params(source, shardings.params, mesh) if source else None
+        params = restore_params(source, shardings.params, mesh) if source and not self.program.lora else None
+        if self.program.lora:
+            params = self.program.lora.make_init(self.config.seed)()
         return init_state(model, optimizer, shardings, mesh, self.config.seed, params)
+
+    def frozen(self) -> list[dict]:
+        """Return the frozen weights of the program, those of init_from; none without adapters."""
+        return [
+            restore_params(self.config.init_from, self.program.lora.frozen, self.program.mesh, _dtypes(abstract))
+            for abstract in self.program.frozen
+            if self.program.lora
+        ]
 
     def origin(self, start: int | None) -> str:
         """Describe the origin of the initial state, and what to do if it is not finite."""
@@ -117,7 +127,13 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
             checked = check_run(run_dir, identity, config.steps, allow)
     model, kernel = check_kernel(model, kernel, config.model, mesh, rank_tokens, packed=packing.has_segments)
     program = make_program(
-        model, mesh, config.optimizer, steps=config.steps, seq_len=config.seq_len, accumulate=config.accumulate
+        model,
+        mesh,
+        config.optimizer,
+        steps=config.steps,
+        seq_len=config.seq_len,
+        accumulate=config.accumulate,
+        lora=config.lora,
     )
     load = partial(
         Loader,
@@ -138,6 +154,10 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     if eval_data is not None:
         count_batches(config.eval_batches, eval_data)
     return run
+
+
+def _dtypes(arrays: dict) -> dict:
+    return jax.tree.map(lambda x: x.dtype, arrays)
 
 
 def folder_of(run_dir: str) -> Path:

@@ -1,16 +1,19 @@
 """Programs of a run on its mesh: training, evaluations and estimates use the same programs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Wrapped
 
 from ringformer.models.interface import ModelConfig
+from ringformer.parallel.lora import NO_ADAPTERS, Adapted, Lora, LoraConfig, combine
 from ringformer.parallel.mesh import BATCH
-from ringformer.parallel.parameters import abstract_model, shard_weights
+from ringformer.parallel.parameters import abstract_model, abstract_params, shard_weights
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import TrainState, abstract_state, state_shardings
@@ -34,6 +37,22 @@ class Program(NamedTuple):
     """Shapes, dtypes and shardings of the state."""
     batch_sharding: NamedSharding
     """Sharding of a batch's arrays [B, T]."""
+    lora: Lora | None = None
+    """Adapters that the state has instead of weights; None: all weights train."""
+
+    @property
+    def frozen(self) -> list[dict]:
+        """Shapes, dtypes and shardings of the frozen weights, the last argument of a train step; none without
+        adapters."""
+        if self.lora is None:
+            return []
+        params, dtype = abstract_params(self.lora.frozen, self.mesh), jnp.dtype(self.lora.config.base_dtype)
+        return [jax.tree.map(lambda x: x.update(dtype=dtype), params)]
+
+    @staticmethod
+    def weights(params: dict, frozen: Sequence[dict]) -> dict:
+        """Return the weights of the model that has these parameters, the argument of an evaluation."""
+        return combine(frozen[0], params, Adapted) if frozen else params
 
     @property
     def step(self) -> Wrapped:
@@ -49,6 +68,7 @@ def make_program(
     steps: int,
     seq_len: int,
     accumulate: int = 1,
+    lora: LoraConfig = NO_ADAPTERS,
 ) -> Program:
     """Return the program that trains a model on a mesh with AdamW.
 
@@ -57,14 +77,19 @@ def make_program(
       steps: steps of the run, for the learning-rate schedule.
       seq_len: tokens in a sequence, for the evaluation's position buckets.
       accumulate: microbatches in a step and in an evaluation's batch.
+      lora: adapters to train instead of the weights.
     """
     _, shapes, letters = abstract_model(model)
-    transformation = make_optimizer(optimizer, steps, letters)
-    shardings = state_shardings(shard_weights(shapes, letters, mesh), transformation)
+    weights = shard_weights(shapes, letters, mesh)
+    adapters = Lora(lora, model, mesh) if lora.rank else None
+    transformation = make_optimizer(optimizer, steps, adapters.letters if adapters else letters)
+    shardings = state_shardings(adapters.adapters if adapters else weights, transformation)
 
     options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
-    options |= {"accumulate": accumulate}
+    options |= {"accumulate": accumulate, "lora": adapters}
     step_on = lru_cache(lambda rings: make_train_step(model, transformation, shardings, mesh, rings=rings, **options))
-    eval_step = make_eval_step(model, shardings.params, mesh, seq_len=seq_len, accumulate=accumulate)
-    state = abstract_state(shardings, transformation, mesh)
-    return Program(model, mesh, transformation, shardings, step_on, eval_step, state, NamedSharding(mesh, BATCH))
+    if adapters:
+        weights = adapters.weights
+    eval_step = make_eval_step(model, weights, mesh, seq_len=seq_len, accumulate=accumulate)
+    state, batch = abstract_state(shardings, transformation, mesh), NamedSharding(mesh, BATCH)
+    return Program(model, mesh, transformation, shardings, step_on, eval_step, state, batch, adapters)

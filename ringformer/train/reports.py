@@ -129,6 +129,10 @@ class StepReports:
         lines = [
             f"{family}{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
             f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}",
+            *(
+                [f"adapters of rank {config.lora.rank}: {config.lora.num_params(model):,} parameters train"]
+                * (config.lora.rank > 0)
+            ),
             *folder.damage,
             *self._reporter.gaps,
             *([f"changed from step {start} on: {describe(folder.changes)}"] if folder.changes else ()),

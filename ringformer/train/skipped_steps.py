@@ -117,10 +117,14 @@ def _ranges(steps: list[int]) -> str:
     return ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
 
 
-def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict[str, jax.Array]) -> None:
+def check_operations(run: Run, step: int, arrays: tuple[Any, ...], metrics: dict[str, jax.Array]) -> None:
     """Raise FloatingPointError if the step's loss or gradient is not finite, naming the first such operation.
 
-    Waits for the step. `params` are the parameters after the step; the step was skipped, so they are unchanged.
+    Waits for the step.
+
+    Args:
+      arrays: the parameters after the step, the batch, and frozen weights if there are some. The step was skipped, so
+        the parameters are unchanged.
     """
     loss, norm = (float(jax.device_get(metrics[name])) for name in ("loss", "grad_norm"))
     if math.isfinite(loss) and math.isfinite(norm):
@@ -128,16 +132,19 @@ def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict
     program, mesh = run.program, run.program.mesh
     weights = program.shardings.params
     rings = run.train_data.rings(step - 1)
-    gradients = make_gradients(program.model, weights, mesh, accumulate=run.config.accumulate, rings=rings)
+    options: dict[str, Any] = {"accumulate": run.config.accumulate, "rings": rings, "lora": program.lora}
+    frozen = [specs(program.lora.frozen)] if program.lora else []
     findings = find_bad_operations(
-        gradients,
-        (params, batch),
-        (specs(weights), BATCH),
+        make_gradients(program.model, weights, mesh, **options),
+        arrays,
+        (specs(weights), BATCH, *frozen),
         mesh,
         compiler_options=compiler_options(mesh, training=True),
     )
     causes = [f"{finding} ({_coordinates(mesh, finding.device)})" for finding in findings]
-    bad = [jax.tree_util.keystr(path) for path, x in jax.tree.leaves_with_path(params) if not bool(all_finite(x))]
+    params, _, *frozen_weights = arrays
+    weights = program.weights(params, frozen_weights)
+    bad = [jax.tree_util.keystr(path) for path, x in jax.tree.leaves_with_path(weights) if not bool(all_finite(x))]
     if bad:
         causes = [f"parameters are not finite before it: {', '.join(bad)}"]
     elif not causes:

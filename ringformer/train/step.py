@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.models.interface import Axes, ModelConfig
 from ringformer.ops.varying_axes import vary
 from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.lora import Adapted, Lora, combine
 from ringformer.parallel.mesh import AXIS_NAMES, BATCH
 from ringformer.parallel.parameters import abstract_model, specs
 from ringformer.train.optimizer import clip, global_norm
@@ -30,6 +31,7 @@ def make_train_step(
     accumulate: int = 1,
     skip_spikes: bool = False,
     rings: int = 1,
+    lora: Lora | None = None,
 ):
     """Return the jitted `step(state, batch) -> (state, metrics)` for global [B, T] arrays; the state is donated.
 
@@ -42,12 +44,14 @@ def make_train_step(
 
     A step whose loss or gradient norm is not finite is skipped: on every device, parameters, moments and the
     optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes`, the step takes a third
-    argument, a float32 scalar, and is also skipped if its norm is larger than that.
+    argument, a float32 scalar, and is also skipped if its norm is larger than that. With `lora`, the parameters of the
+    state are the adapters, and the frozen weights are one more, the last argument.
     """
 
-    def step(state, batch, *largest_norm):
-        gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate, rings=rings)
-        loss, grads, norm, tokens, masked = gradients(state.params, batch)
+    def step(state, batch, *others):
+        largest_norm, frozen = others[: len(others) - bool(lora)], others[len(others) - bool(lora) :]
+        gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate, rings=rings, lora=lora)
+        loss, grads, norm, tokens, masked = gradients(state.params, batch, *frozen)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
@@ -63,19 +67,30 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state), metrics
 
     state_specs = specs(shardings)
-    in_specs = state_specs, BATCH, *([P()] if skip_spikes else [])
+    in_specs = state_specs, BATCH, *([P()] if skip_spikes else []), *([specs(lora.frozen)] if lora else [])
     sharded = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(state_specs, P()))
     return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh, training=True))
 
 
-def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate: int, rings: int = 1) -> Callable:
-    """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`."""
-    definition, axes, gather = _per_device(config, weights, mesh, rings)
+def make_gradients(
+    config: ModelConfig,
+    weights: dict,
+    mesh: Mesh,
+    *,
+    accumulate: int,
+    rings: int = 1,
+    lora: Lora | None = None,
+) -> Callable:
+    """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`;
+    with `lora`, `gradients(params, batch, frozen)`."""
+    definition, axes, gather = _per_device(config, lora.weights if lora else weights, mesh, rings)
 
-    def loss_sum(params, batch):
-        return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
+    def gradients(params, batch, *frozen):
+        def loss_sum(params, batch):
+            for base in frozen:
+                params = combine(vary(base, AXIS_NAMES), params, Adapted)
+            return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
 
-    def gradients(params, batch):
         # The transpose of `vary` sums a gradient over the axes along which its parameter is replicated: dp and others.
         params, sum_over_replicas = jax.vjp(partial(vary, axes=AXIS_NAMES), params)
 

@@ -22,7 +22,7 @@ def test_the_best_one_is_not_judged_by_losses_of_steps_made_again(config, steps,
     """Steps 4 and 6 were the best, are lost, and come out worse: step 2 is the best and stays."""
     losses = [9.0, 5.0, 2.0, 1.0] + [7.0, 8.0]
 
-    def evaluate(*_, stop):
+    def evaluate(*_, stop, likelihood):
         return {"eval_loss": losses.pop(0), "eval_tokens": 1, "eval_by_position": []}
 
     monkeypatch.setattr(evaluation, "evaluate", evaluate)

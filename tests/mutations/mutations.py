@@ -287,8 +287,8 @@ MUTATIONS = [
     Mutation(
         "accumulate ignored by the loop",
         "train/prepare.py",
-        "seq_len=config.seq_len, accumulate=config.accumulate",
-        "seq_len=config.seq_len",
+        "accumulate=config.accumulate,\n        lora",
+        "lora",
         UNTIED,
     ),
     Mutation(
@@ -411,8 +411,8 @@ MUTATIONS = [
     Mutation(
         "evaluation of other parameters than are saved",
         "train/evaluation.py",
-        "                state.params,\n",
-        "                jax.tree.map(lambda x: 1.001 * x, state.params),\n",
+        "program.weights(state.params,",
+        "program.weights(jax.tree.map(lambda x: 1.001 * x, state.params),",
         NUMBERS,
     ),
     # What a run is, and whose it is.
@@ -1146,23 +1146,51 @@ MUTATIONS = [
     ),
     Mutation(
         "cached tokens one further away",
-        "inference/cached_window.py",
+        "inference/cached_attention.py",
         "first[:, None] + tokens\n",
         "first[:, None] + tokens - 1\n",
         WINDOWS,
     ),
     Mutation(
         "rows share the slots of the first",
-        "inference/cached_window.py",
+        "inference/cached_attention.py",
         "cached[layer, rows, :, last.slots]",
         "cached[layer, 0 * rows, :, last.slots]",
         WINDOWS,
     ),
     Mutation(
         "cached tokens that a row has not are seen",
-        "inference/cached_window.py",
+        "inference/cached_attention.py",
         "held = lax.psum(last.held.astype(jnp.int32), ring)",
         "held = jnp.ones_like(last.slots)",
         WINDOWS,
+    ),
+    Mutation(
+        "adapters twice as strong",
+        "parallel/lora.py",
+        "+ scale * product",
+        "+ 2 * scale * product",
+        "parallel/test_lora.py::test_gradients_follow_from_those_of_the_weights",
+    ),
+    Mutation(
+        "merged weights with another scale than trained ones",
+        "parallel/lora.py",
+        "jax.vmap(partial(merged, scale=self.config.scale))",
+        "jax.vmap(partial(merged, scale=1.0))",
+        "train/test_lora_runs.py::test_a_reader_gets_the_merged_weights",
+    ),
+    Mutation(
+        "adapters of a base with other weights",
+        "checkpoints/saved_model.py",
+        'if actual != identity["init_from"].get("checkpoint"):',
+        "if not actual:",
+        "train/test_lora_runs.py::test_adapters_need_their_base",
+    ),
+    Mutation(
+        "a run goes on with adapters of another rank",
+        "runs/identity.py",
+        'identity["lora.rank"] = config.lora.rank',
+        'identity["lora.rank"] = 4',
+        "train/test_lora_runs.py::test_other_adapters_are_another_run[lora1-lora\\.rank 4 -> 0]",
     ),
 ]

@@ -45,7 +45,7 @@ def test_sigterm_in_an_evaluation_saves_too(config, steps, monkeypatch):
     """Though nothing was to be saved at its step."""
     evaluated = []
 
-    def evaluate(*_, stop):
+    def evaluate(*_, stop, likelihood):
         evaluated.append(1)
         if len(evaluated) == 2:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -8,6 +8,7 @@ import pytest
 from ringformer.cli.dataclass_flags import field_docs
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.ops.tokenwise.rope import RopeScaling
+from ringformer.parallel.lora import LoraConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig, base_config
 from ringformer.runs.config_file import load_config, parse, parse_stages
 from ringformer.train.checks import check_folders, context_changes
@@ -175,10 +176,10 @@ def test_a_short_run_has_a_short_warm_up(steps, warmup):
     assert parse(values).optimizer.warmup(steps) == warmup
 
 
-@pytest.mark.parametrize("cls", (Config, DataConfig, OptimizerConfig, LlamaConfig, RopeScaling))
+@pytest.mark.parametrize("cls", (Config, DataConfig, OptimizerConfig, LoraConfig, LlamaConfig, RopeScaling))
 def test_every_key_says_what_it_means(cls):
     """`ringformer train --help` and the site's page of keys are made of these."""
-    parts = {"model", "data", "optimizer"}
+    parts = {"model", "data", "optimizer", "lora"}
     silent = {field.name for field in dataclasses.fields(cls)} - set(field_docs(cls)) - parts
     assert not silent
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from ringformer.models.registry import FAMILIES
+from ringformer.parallel.lora import LoraConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.runs.identity import HARMLESS, IN_STORE, RESOLVED, identity_hash, run_identity
 from tests.models.toy import ToyConfig
@@ -77,17 +78,26 @@ def config(**changes) -> Config:
 
 def test_every_key_is_in_one_class():
     """A new key must be put into one: does a run with another value of it have other numbers?"""
-    keys = names(Config) - {"model", "data", "optimizer"} | names(DataConfig, "data.")
+    keys = names(Config) - {"model", "data", "optimizer", "lora"} | names(DataConfig, "data.")
     keys |= names(OptimizerConfig, "optimizer.")
     classes = (DEFINES, RESOLVED, IN_STORE, HARMLESS)
     assert sum(map(len, classes)) == len(frozenset().union(*classes)), "a key is in two classes"
     assert frozenset().union(*classes) == keys
 
 
+def test_adapters_define_a_run():
+    """All of their keys if there are some, else only that there are none."""
+
+    def keys(**changes):
+        return {key for key in run_identity(config(**changes), "bytes") if key.startswith("lora.")}
+
+    assert keys() == {"lora.rank"} and keys(lora=LoraConfig(4), init_from="base") == names(LoraConfig, "lora.")
+
+
 def test_every_key_of_a_model_is_in_one_class():
     own = {"qwen2": LAYERS, "qwen3": LAYERS, "smollm3": LAYERS, "ministral3": {"query_growth"}}
     own |= {"olmo3": LAYERS | {"local_theta"}, "gemma3": LAYERS | {"local_theta", "query_pre_attn_scalar"}}
-    for name in set(FAMILIES) - {"toy"}:
+    for name in (n for n, family in FAMILIES.items() if family.model.__module__.startswith("ringformer")):
         cls = FAMILIES[name].config
         assert names(cls) == MODEL_DEFINES | MODEL_HARMLESS | own.get(name, set()), "classify the new fields"
         assert set(cls.EXECUTION) == MODEL_HARMLESS

@@ -1,0 +1,209 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021): a frozen weight W is used as W + alpha/rank A B, and only A and B train.
+
+A and B are sharded over the mesh as weights are, and added to a layer's gathered weights just before they are used. So
+a weight needs no gradient, no moments and no scatter; and a merged model computes what the adapters did.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from ringformer.models.interface import ModelConfig
+from ringformer.parallel.parameters import abstract_model, named
+from ringformer.parallel.weight_sharding import WeightSharding, shard_weight
+
+PROJECTIONS = {
+    "q_proj": ("attention", "wq", 1),
+    "k_proj": ("attention", "wk", 1),
+    "v_proj": ("attention", "wv", 1),
+    "o_proj": ("attention", "wo", 2),
+    "gate_proj": ("feedforward", "w_gate", 1),
+    "up_proj": ("feedforward", "w_up", 1),
+    "down_proj": ("feedforward", "w_down", 1),
+}
+"""For each target, by its name in Hugging Face's models: its place in a layer, and its number of input dimensions."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters of a frozen model, `init_from`."""
+
+    rank: int = 0
+    """Rank of the adapters; 0: there are none, and all weights train."""
+    alpha: float | None = None
+    """The product of an adapter's factors is multiplied by alpha/rank; unset: twice the rank."""
+    targets: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    """Projections that have an adapter, in every layer."""
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype in which the devices hold the frozen weights."""
+
+    def __post_init__(self):
+        if self.rank < 0:
+            raise ValueError(f"lora.rank={self.rank} must be at least 0")
+        if self.alpha is not None and not 0 < self.alpha < float("inf"):
+            raise ValueError(f"lora.alpha={self.alpha} must be positive")
+        if self.base_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"unknown lora.base_dtype {self.base_dtype!r}; choose float32 or bfloat16")
+        if unknown := [name for name in self.names if name not in PROJECTIONS]:
+            raise ValueError(f"lora.targets has {', '.join(unknown)}; the projections are {', '.join(PROJECTIONS)}")
+        if self.rank and not self.names:
+            raise ValueError(f"lora.targets is empty; the projections are {', '.join(PROJECTIONS)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The targets, in the order of `PROJECTIONS`."""
+        given = [name.strip() for name in self.targets.split(",") if name.strip()]
+        return tuple(sorted(dict.fromkeys(given), key=lambda name: [*PROJECTIONS, name].index(name)))
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product of an adapter's factors."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+    def shapes(self, model: ModelConfig) -> tuple[dict, dict]:
+        """Return the shapes of a model's adapters, stacked over its layers, and their shape letters."""
+        _, shapes, letters = abstract_model(model)
+        of_adapters: tuple[dict, dict] = {}, {}
+        for name in self.names:
+            part, weight, inputs = PROJECTIONS[name]
+            (L, *sizes), of = shapes["layers"][part][weight].shape, letters["layers"][part][weight]
+            factors = (L, *sizes[:inputs], self.rank), (L, self.rank, *sizes[inputs:])
+            a, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in factors)
+            of_adapters[0].setdefault(part, {})[weight] = {"a": a, "b": b}
+            of_adapters[1].setdefault(part, {})[weight] = {"a": f"{of[:inputs]}r", "b": f"r{of[inputs:]}"}
+        shapes, letters = ({"layers": tree} for tree in of_adapters)
+        return shapes, letters
+
+    def num_params(self, model: ModelConfig) -> int:
+        """Number of parameters of a model's adapters."""
+        return sum(math.prod(x.shape) for x in jax.tree.leaves(self.shapes(model)[0]))
+
+
+NO_ADAPTERS = LoraConfig()
+
+
+class Adapted(NamedTuple):
+    """A frozen weight with its adapter, of which a device has shards."""
+
+    w: Any
+    a: Any
+    """float32 [inputs..., rank]."""
+    b: Any
+    """float32 [rank, outputs...]."""
+
+
+@dataclass(frozen=True)
+class AdaptedSharding:
+    """Sharding of an `Adapted` weight."""
+
+    w: WeightSharding
+    a: WeightSharding
+    b: WeightSharding
+    scale: float
+
+    @property
+    def spec(self) -> Adapted:
+        """Axes of each dimension of each array."""
+        return Adapted(self.w.spec, self.a.spec, self.b.spec)
+
+    def gather(self, x: Adapted, dtype: DTypeLike) -> jax.Array:
+        """Gather the weight and its adapter, and return their sum in `dtype` (inside `shard_map`)."""
+        w, (a, b) = self.w.gather(x.w, dtype), (s.gather(y, jnp.float32) for s, y in ((self.a, x.a), (self.b, x.b)))
+        return merged(w.astype(dtype), a, b, self.scale)
+
+
+def merged(w: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
+    """Return w + scale a b in w's dtype, added in float32."""
+    product = jnp.tensordot(a, b, axes=1, precision=lax.Precision.HIGHEST)
+    return (w.astype(jnp.float32) + scale * product).astype(w.dtype)
+
+
+def combine(weights: dict, adapters: dict, make: Callable[[Any, Any, Any], Any]) -> dict:
+    """Return the tree of weights with `make(w, a, b)` for each weight that has an adapter."""
+    if adapters.keys() == {"a", "b"}:
+        return make(weights, adapters["a"], adapters["b"])
+    return {name: combine(x, adapters[name], make) if name in adapters else x for name, x in weights.items()}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapters of a model on a mesh."""
+
+    config: LoraConfig
+    model: ModelConfig
+    mesh: Mesh
+
+    @cached_property
+    def _described(self) -> tuple[dict, dict]:
+        return self.config.shapes(self.model)
+
+    @property
+    def letters(self) -> dict:
+        """Shape letters of the adapters."""
+        return self._described[1]
+
+    @cached_property
+    def adapters(self) -> dict:
+        """A `WeightSharding` for each array of the adapters."""
+        shapes, letters = self._described
+        return jax.tree.map(lambda of, x: shard_weight(of, x.shape, self.mesh), letters, shapes)
+
+    @cached_property
+    def frozen(self) -> dict:
+        """A `WeightSharding` for each weight of the model."""
+        _, shapes, letters = abstract_model(self.model)
+        return jax.tree.map(lambda of, x: shard_weight(of, x.shape, self.mesh), letters, shapes)
+
+    @cached_property
+    def weights(self) -> dict:
+        """Shardings of the weights with their adapters."""
+        return combine(self.frozen, self.adapters, partial(AdaptedSharding, scale=self.config.scale))
+
+    def merge(self, weights: dict, adapters: dict) -> dict:
+        """Return the weights with the adapters added, on the mesh; the weights are donated."""
+        shapes = self._described[0]
+
+        def add(w, a, b):
+            return jax.vmap(partial(merged, scale=self.config.scale))(w, a, b)
+
+        @partial(jax.jit, donate_argnums=0, out_shardings=named(self.frozen, self.mesh))
+        def merge(weights, adapters):
+            logical = jax.tree.map(lambda s, x: x[tuple(map(slice, s.shape))], self.frozen, weights)
+            factors = jax.tree.map(lambda s, x: x[tuple(map(slice, s.shape))], shapes, adapters)
+            return jax.tree.map(_padded, self.frozen, combine(logical, factors, add))
+
+        return merge(weights, adapters)
+
+    def make_init(self, seed: int):
+        """Return the jitted `init() -> adapters`, which change nothing yet: A is uniform within 1/sqrt(inputs), B is
+        zero, as PEFT's."""
+        shapes, _ = self._described
+
+        @partial(jax.jit, out_shardings=named(self.adapters, self.mesh))
+        def draw():
+            leaves, structure = jax.tree.flatten_with_path(shapes)
+            arrays = []
+            for i, (path, x) in enumerate(leaves):
+                if path[-1].key == "b":
+                    array = jnp.zeros(x.shape)
+                else:
+                    bound = math.prod(x.shape[1:-1]) ** -0.5
+                    key = jax.random.fold_in(jax.random.key(seed), i)
+                    array = jax.random.uniform(key, x.shape, minval=-bound, maxval=bound)
+                arrays.append(array)
+            adapters = jax.tree.unflatten(structure, arrays)
+            return jax.tree.map(_padded, self.adapters, adapters)
+
+        return draw
+
+
+def _padded(sharding: WeightSharding, x: jax.Array) -> jax.Array:
+    return jnp.pad(x, [(0, whole - n) for whole, n in zip(sharding.padded_shape, x.shape, strict=True)])
