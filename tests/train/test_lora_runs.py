@@ -96,6 +96,7 @@ def test_a_run_resumes(folder):
         ({"targets": "q_proj"}, r"lora\.targets"),
         ({"alpha": 4.0}, r"lora\.alpha"),
     ],
+    ids=["another rank", "no adapters", "targets", "alpha"],
 )
 def test_other_adapters_are_another_run(folder, lora, message):
     with pytest.raises(ValueError, match=message):
@@ -110,7 +111,7 @@ def test_adapters_need_their_base(folder):
     try:
         with pytest.raises(FileNotFoundError, match=r"has adapters of the model in .*base, which is not there"):
             parameters(folder / "apart")
-        shutil.copytree(folder / "continued", folder / "base")
+        shutil.copytree(folder / "adapters", folder / "base")
         with pytest.raises(ValueError, match=r"has adapters of the model in .*base, which has other weights now"):
             parameters(folder / "apart")
         shutil.rmtree(folder / "base")
@@ -118,6 +119,7 @@ def test_adapters_need_their_base(folder):
         (folder / "away").rename(folder / "base")
 
 
+@pytest.mark.slow
 def test_a_second_stage_starts_from_merged_weights(folder):
     train(prepare(config(folder, "second", init_from=str(folder / "adapters"), steps=2)))
     losses = [row["eval_loss"] for row in read_metrics(folder / "second") if "eval_loss" in row]
