@@ -11,7 +11,7 @@ VERBS = {
     "data tokenizer": ("data.commands:add_tokenizer", "train a SentencePiece tokenizer"),
     "convert from-hf": (
         "convert.commands:add_from_hf",
-        "convert a Hugging Face LLaMA to a folder for --config.init_from",
+        "convert a Hugging Face model to a folder for --config.init_from",
     ),
     "convert to-hf": ("convert.commands:add_to_hf", "export a run's checkpoint to a folder that transformers loads"),
     "convert verify": ("convert.commands:add_verify", "compare the logits of transformers and ringformer"),

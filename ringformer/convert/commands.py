@@ -12,7 +12,7 @@ SIZE_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
     """Add the arguments of `ringformer convert from-hf`."""
     parser.description = (
-        "Convert a Hugging Face LLaMA (safetensors) to a folder for `ringformer train --config.init_from=OUT`. It is "
+        "Convert a Hugging Face model (safetensors) to a folder for `ringformer train --config.init_from=OUT`. It is "
         "converted block by block: host memory stays below 2 GB for a model of any size."
     )
     parser.add_argument("path", metavar="PATH", help="the folder with config.json and *.safetensors")
@@ -68,7 +68,9 @@ def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
     parser.add_argument("hf", metavar="HF", help="the folder of a Hugging Face checkpoint")
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run or a converted model")
     add_config_option(parser)
-    parser.add_argument("--length", type=int, default=512, help="number of random tokens to compare on")
+    parser.add_argument(
+        "--length", type=int, help="number of random tokens to compare on; default: the model's context, at most 512"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random tokens")
     return _verify
 

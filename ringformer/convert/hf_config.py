@@ -76,6 +76,8 @@ def from_hf_config(hf: dict[str, Any]) -> DecoderConfig:
         if key in hf and not (type(hf[key]) is int and hf[key] >= 1):
             raise ValueError(f"config.json has {key}={hf[key]!r}, must be a whole number of at least 1")
     check_numbers({key: hf[key] for key in NUMBERS if key in hf})
+    if type(tied := hf.get("tie_word_embeddings", False)) is not bool:
+        raise ValueError(f"config.json has tie_word_embeddings={tied!r}, must be true or false")
     heads = hf["num_attention_heads"]
     return family.config(
         **{ours: hf[theirs] for theirs, ours in SIZES.items()},
@@ -94,7 +96,7 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
     """
     tables = [(family.hugging_face, family) for family in FAMILIES.values() if family.hugging_face]
     architectures = hf.get("architectures")
-    if architectures is None:  # as transformers writes a configuration alone
+    if architectures in (None, []):  # as transformers writes a configuration alone
         if "model_type" not in hf:
             raise ValueError("config.json has neither architectures nor a model_type: which model is it?")
         by_type = {table.model_type: table.architecture for table, _ in tables}

@@ -21,6 +21,10 @@ TOLERANCE = 1e-4
 """Largest absolute difference between logits at which two models count as the same."""
 
 
+USUAL_LENGTH = 512
+"""Tokens that models are compared on, if their context is as long."""
+
+
 class Comparison(NamedTuple):
     """Difference between two models' logits on the same tokens; `str` gives a table and a verdict."""
 
@@ -50,13 +54,16 @@ class Comparison(NamedTuple):
         return "\n".join([*lines, f"verdict: {verdict} ({self.max_difference:.3g} {sign} {TOLERANCE:g})"])
 
 
-def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int = 0) -> Comparison:
+def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, seed: int = 0) -> Comparison:
     """Compare two models on `length` random tokens, in float32. Only one model is in memory at a time.
 
     An export in bfloat16 or float16 rounds the run's parameters. Each parameter is therefore first rounded to the dtype
     in which `hf` stores it, so that this rounding does not count as a difference.
+
+    Args:
+      length: None: the context of `hf`, at most `USUAL_LENGTH`; float32 angles of longer ropes differ more.
     """
-    if length < 1:
+    if length is not None and length < 1:
         raise ValueError(f"length={length} must be at least 1")
     expected, tokens = _transformers_logits(Path(hf), length, seed)
     gc.collect()
@@ -87,7 +94,7 @@ def compare_logits(expected: np.ndarray, logits: np.ndarray) -> Comparison:
     )
 
 
-def _transformers_logits(path: Path, length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _transformers_logits(path: Path, length: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
     try:
         import torch
         from transformers import AutoModelForCausalLM
@@ -103,6 +110,7 @@ def _transformers_logits(path: Path, length: int, seed: int) -> tuple[np.ndarray
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     ).eval()
+    length = length or min(USUAL_LENGTH, getattr(model.config, "max_position_embeddings", USUAL_LENGTH))
     tokens = np.random.default_rng(seed).integers(0, model.config.vocab_size, (1, length))
     with torch.no_grad():
         return model(torch.from_numpy(tokens)).logits[0].numpy(), tokens

@@ -165,9 +165,9 @@ class Loader:
         batch = Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
         if self._features is None:
             return batch
-        features = dict(self._features.read(batch))
+        features = self._features.read(batch)
         self._features.check(features, batch.tokens.shape)
-        return batch._replace(features=features)
+        return batch._replace(features={name: np.asarray(x) for name, x in features.items()})
 
     def contents(self, step: int) -> list[dict[str, Any]]:
         """Return, for each row of a step's batch, the number of its sequence, its store's folder and its documents."""

@@ -183,7 +183,7 @@ def _print_answer(answer) -> int:
     made visible."""
     if answer.began_anew:
         print(
-            "(reread the conversation: the cache held other tokens or had no room left, or the model has a window)",
+            "(reread the conversation: the cache held other tokens or had no room left, or the attention is your own)",
             file=sys.stderr,
         )
     code, shown = 0, visible if sys.stdout.isatty() else str

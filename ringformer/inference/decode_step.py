@@ -1,5 +1,5 @@
-"""Decode step on one device: it runs one token of each row through a LLaMA with sharded weights and cache, and samples
-the next.
+"""Decode step on one device: it runs one token of each row through a decoder with sharded weights and cache, and
+samples the next.
 
 The residual stream is replicated over (tp, fsdp, sp). A layer communicates the columns of q, k and v (one all-gather
 over fsdp and sp), the maximum and sum of the attention (over sp), and the partial sums after wo and the feed-forward.
@@ -50,13 +50,13 @@ def decode_hidden(
         x *= jnp.asarray(c.embedding_scale, x.dtype)
     placed, parts = placements(c, positions[:, None]), c.PARTS
     norm = partial(rms_norm, eps=c.norm_eps, offset=parts.norm_offset)
-    filled = cache.positions[:, :slots] >= 0
-    own = REGISTERED.get(c.attention)
-    if own and own.visible:
-        filled &= own.visible(positions[:, None], cache.positions[:, :slots])
-    valid = {0: filled}
-    for window in {kind.window for kind in c.layer_kinds} - {0}:
-        valid[window] = filled & (cache.positions[:, :slots] > positions[:, None] - window)
+    query, key, own = positions[:, None], cache.positions[:, :slots], REGISTERED.get(c.attention)
+    valid = {}
+    for window in c.windows:
+        if own and own.visible:
+            valid[window] = (key >= 0) & own.visible(query, key, window or None)
+        else:
+            valid[window] = (key >= 0) & (key > query - window) if window else key >= 0
     tp = lax.axis_size("tp")
     sizes = [n * c.head_dim for n in (c.num_heads // tp, *[max(1, c.num_kv_heads // tp)] * 2)]
 

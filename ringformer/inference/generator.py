@@ -18,6 +18,7 @@ from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session, check_room, check_tokens, padded
 from ringformer.inference.weight_shares import reshard, weight_shares
 from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.registry import check_decoder
 from ringformer.ops import layouts
 from ringformer.parallel.mesh import make_mesh, mesh_shape
 from ringformer.parallel.parameters import abstract_model, weight_shardings
@@ -27,7 +28,7 @@ LONGEST = 2**31 - 1
 
 
 class Generator:
-    """A LLaMA on a mesh (dp, fsdp, tp, sp), with weights sharded over (fsdp, tp, sp) and rows over dp.
+    """A decoder on a mesh (dp, fsdp, tp, sp), with weights sharded over (fsdp, tp, sp) and rows over dp.
 
     Args:
       params: parameters of a run's checkpoint, sharded by `weight_shardings` for this mesh; its matrices are deleted
@@ -75,12 +76,12 @@ class Generator:
           kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
 
         Raises:
-          ValueError, FileNotFoundError: if `run` holds no LLaMA, or the mesh does not fit the model.
+          ValueError, FileNotFoundError: if `run` holds no decoder, or the mesh does not fit the model.
         """
         check_sizes(max_length, prefill_chunk)
         config = model_of(run)
-        if not isinstance(config, DecoderConfig):
-            raise ValueError(f"{run} holds a {type(config).__name__}: inference is for LLaMA models")
+        check_decoder(config, run)
+        assert isinstance(config, DecoderConfig)
         config = replace(config, kernel=kernel, kernel_check=kernel_check)  # type: ignore[arg-type]
         if compute_dtype is not None:
             config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # the config checks it

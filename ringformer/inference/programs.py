@@ -86,8 +86,8 @@ def inference_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tu
     own = REGISTERED.get(config.attention)
     if own is not None and own.visible is None:
         raise ValueError(
-            f"attention {config.attention!r} was registered without visible(query, key), which decoding needs: pass it "
-            "to register_attention"
+            f"attention {config.attention!r} was registered without visible(query, key, window), which decoding needs: "
+            "pass it to register_attention"
         )
     config = replace(config, attention=config.attention if own else "ring", layout=layout, ulysses=ulysses)
     config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
@@ -211,11 +211,6 @@ class Programs:
     def _prefill(self, weights, state: State, chunk: Chunk, *, cached: int, travels: Travels) -> State:
         """Run `prefill` on one device."""
         c, cache, sp = self.config, state.cache, self.mesh.shape["sp"]
-        if cached and c.attention in REGISTERED:
-            raise ValueError(
-                f"a model with attention {c.attention!r} reads all of its text at once: set prefill_chunk to the "
-                "length of the prompt, and do not add to a session"
-            )
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
         slots, new = cache.positions[:, :cached], chunk.rank_positions
         reached = {window: min(window, cached * sp) for window in c.windows if window and cached}

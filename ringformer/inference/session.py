@@ -14,6 +14,7 @@ from ringformer.inference.decode_step import NOT_FINITE
 from ringformer.inference.program_sizes import ProgramSizes, round_up
 from ringformer.inference.programs import CHUNK, Chunk, Programs, State, as_global
 from ringformer.inference.sampling import Sampling
+from ringformer.models.own_attention import REGISTERED
 from ringformer.ops import layouts
 
 
@@ -79,7 +80,13 @@ class Session:
                     f"row {row} would have {length + len(tokens)} tokens, but max_length is {max_length}: append "
                     f"at most {max_length - length}"
                 )
-        starts, granule, room = range(0, longest, most), self._sizes.granule, self._slots.room
+        starts = range(0, longest, most)
+        if (attention := self._programs.config.attention) in REGISTERED and (len(starts) > 1 or any(self.lengths)):
+            raise ValueError(
+                f"a model with attention {attention!r} reads all of its text at once: leave prefill_chunk unset, and "
+                "do not add to a session"
+            )
+        granule, room = self._sizes.granule, self._slots.room
         if sum(round_up(min(most, longest - start), granule) for start in starts) > room:
             raise ValueError(
                 f"{longest} tokens do not fit in the cache, where earlier turns have left room for "

@@ -46,12 +46,29 @@ class Features(NamedTuple):
     """Function of a loader's numpy batch, which has some of a batch's rows and tokens, in the order of the layout: a
     token's features depend on this token's fields alone. It runs in the loader's thread."""
 
-    def check(self, read: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> None:
+    def check(self, read: Any, shape: tuple[int, ...]) -> None:
         """Raise ValueError if the arrays read for tokens of a shape are not those of `fields`."""
-        actual = {name: (str(array.dtype), array.shape) for name, array in read.items()}
+        if not isinstance(read, Mapping):
+            raise ValueError(f"the family read {type(read).__name__} as features, must be a dict of arrays")
+        actual = {name: (str(np.asarray(x).dtype), np.shape(x)) for name, x in read.items()}
         expected = {name: (field.dtype, (*shape, *field.shape)) for name, field in self.fields.items()}
         if actual != expected:
             raise ValueError(f"the family's batches have the features {expected}, but it read {actual}")
+
+
+def check_features(features: Features) -> None:
+    """Raise ValueError for features that are none, or have a dtype that devices do not hold."""
+    fields = features.fields if isinstance(features, Features) else None
+    if not isinstance(fields, Mapping) or not all(isinstance(field, Feature) for field in fields.values()):
+        raise ValueError(f"features={features!r} must be Features({{name: Feature(dtype, shape)}}, read)")
+    for name, field in fields.items():
+        try:
+            held = str(jax.dtypes.canonicalize_dtype(np.dtype(field.dtype)))
+        except TypeError:
+            held = ""
+        if field.dtype != held:
+            instead = f"; devices would hold {held}" if held else ""
+            raise ValueError(f"feature {name!r} has dtype={field.dtype!r}, must be one of JAX, as text{instead}")
 
 
 @runtime_checkable

@@ -11,8 +11,8 @@ class OwnAttention(NamedTuple):
 
     attend: Callable
     """Function with the arguments of `ring_attention`: `attend(q, k, v, *, axis_name, **options) -> o`."""
-    visible: Callable[[jax.Array, jax.Array], jax.Array] | None
-    """`visible(query, key) -> bool`, by position, for decoding with a cache; None: the model cannot decode."""
+    visible: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None
+    """`visible(query, key, window) -> bool`, by position, for decoding with a cache; None: the model cannot decode."""
 
 
 class UnknownAttention(ValueError):
@@ -26,7 +26,7 @@ blockwise also computes the feed-forward chunk by chunk; ring distributes blockw
 
 
 def register_attention(
-    name: str, attend: Callable, visible: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    name: str, attend: Callable, visible: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None = None
 ) -> None:
     """Register an attention under a name for `--config.model.attention`.
 
@@ -35,8 +35,9 @@ def register_attention(
     that `ring_attention` would get from the config; it returns o [B, T, H, d].
 
     Args:
-      visible: whether a query at position [B, 1] sees a key at position [B, S], both int32; used to decode tokens after
-        a prompt, which `attend` reads whole. None: generation is refused.
+      visible: whether a query at position [B, 1] sees a key at position [B, S], both int32, in a layer with this window
+        (None: without one), which `attend` gets as well. It alone decides, to decode tokens after a prompt, which
+        `attend` reads whole. None: generation is refused.
 
     Raises ValueError if the name is taken.
     """

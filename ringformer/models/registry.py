@@ -1,5 +1,6 @@
 """Registry of the families of models and their presets."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,10 +10,11 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.models.decoder import Decoder
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.families import gemma3, llama, ministral3, mistral, olmo3, qwen2, qwen3, seed_oss, smollm3
 from ringformer.models.families.huggingface import HuggingFace
 from ringformer.models.flops import model_flops_per_token
-from ringformer.models.interface import Features, ModelConfig
+from ringformer.models.interface import Features, ModelConfig, check_features
 
 
 class Family(NamedTuple):
@@ -68,6 +70,8 @@ ASKED = {
 
 def register(name: str, family: Family) -> None:
     """Add a family. Raises ValueError if its name or a preset's is taken, or a class lacks an attribute of `ASKED`."""
+    if family.features is not None:
+        check_features(family.features)
     for kind, names in ASKED.items():
         cls = getattr(family, kind)
         attributes = {*dir(cls), *getattr(cls, "__dataclass_fields__", ())}
@@ -89,10 +93,31 @@ def family_of(preset: str) -> Family:
 
 
 def hugging_face_of(config: type) -> HuggingFace | None:
-    """Return the translation of a class of configurations, or of the one that it derives from; None if there is
-    none."""
+    """Return the translation of a class of configurations, or of the one that it derives from without a change; None
+    if there is none."""
     tables = {family.config: family.hugging_face for family in FAMILIES.values() if family.hugging_face}
-    return next((tables[cls] for cls in config.__mro__ if cls in tables), None)
+    for cls in config.__mro__:
+        if cls in tables:
+            return tables[cls]
+        if not dataclasses.is_dataclass(cls):
+            return None
+        fields = {field.name for field in dataclasses.fields(cls)}
+        inherited = {name for base in cls.__mro__[1:] for name in vars(base)} - fields
+        if any(name in inherited and not name.startswith("__") for name in vars(cls)):
+            return None  # it computes something else
+    return None
+
+
+def check_decoder(config: ModelConfig, folder: Any) -> None:
+    """Raise ValueError unless a `Decoder` computes the model from its configuration alone: inference and exports read
+    the configuration, and nothing else that a family may define."""
+    family = family_with(type(config))
+    if not isinstance(config, DecoderConfig) or family.model is not Decoder or family.features:
+        own = "batches with features" if family.model is Decoder else f"the class {family.model.__name__}"
+        raise ValueError(
+            f"{folder} holds a {type(config).__name__} with {own}: inference and exports take the Decoder of a "
+            "configuration alone (docs/how-to/another-model.md)"
+        )
 
 
 def preset_config(preset: str, **changes: Any) -> Any:
@@ -106,8 +131,9 @@ def registered_by(config: ModelConfig) -> dict[str, str]:
     for LLaMA. Raises ValueError if no family has the configuration."""
     family = family_with(type(config))
     name = next(name for name, each in FAMILIES.items() if each is family)
-    module = family.model.__module__
-    if module.startswith("ringformer."):
+    modules = [cls.__module__ for cls in (family.model, family.config)]
+    module = next((name for name in modules if not name.startswith("ringformer.")), "")
+    if not module:
         return {} if name == "llama" else {"family": name}
     return {"family": name, "family_file": str(Path(sys.modules[module].__file__ or "").resolve())}
 

@@ -74,6 +74,8 @@ class LoraConfig:
         of_adapters: tuple[dict, dict] = {}, {}
         for name in self.names:
             part, weight, inputs = PROJECTIONS[name]
+            if weight not in shapes.get("layers", {}).get(part, {}):
+                raise ValueError(f"lora.targets has {name}, which a {type(model).__name__} has not")
             (L, *sizes), of = shapes["layers"][part][weight].shape, letters["layers"][part][weight]
             factors = (L, *sizes[:inputs], self.rank), (L, self.rank, *sizes[inputs:])
             a, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in factors)

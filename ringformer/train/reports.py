@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.data import too_often, too_short
 from ringformer.hardware import chip_of
 from ringformer.models.registry import flops_per_token, registered_by
+from ringformer.runs.config import Config
 from ringformer.runs.folder import RunFolder
 from ringformer.runs.metrics import Reporter
 from ringformer.runs.record import describe
@@ -129,10 +130,7 @@ class StepReports:
         lines = [
             f"{family}{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
             f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}",
-            *(
-                [f"adapters of rank {config.lora.rank}: {config.lora.num_params(model):,} parameters train"]
-                * (config.lora.rank > 0)
-            ),
+            *_describe_adapters(config),
             *folder.damage,
             *self._reporter.gaps,
             *([f"changed from step {start} on: {describe(folder.changes)}"] if folder.changes else ()),
@@ -174,3 +172,10 @@ class StepReports:
         for line in remarks:
             self.say(line)
         self._skipped.check(step)
+
+
+def _describe_adapters(config: Config) -> list[str]:
+    """Describe the adapters that train; empty if all weights do."""
+    if not config.lora.rank:
+        return []
+    return [f"adapters of rank {config.lora.rank}: {config.lora.num_params(config.model):,} parameters train"]

@@ -16,7 +16,7 @@ from ringformer.convert.verify_logits import TOLERANCE, verify
 from ringformer.inference.generator import Generator
 from ringformer.models.registry import FAMILIES, preset_config
 from tests.convert.families import FAMILIES as TINY
-from tests.convert.families import SIZES, hf_config, save_tiny
+from tests.convert.families import SIZES, YARN, hf_config, save_tiny
 
 PROMPT = [int(x) for x in np.random.default_rng(0).integers(0, 257, 48)]
 """More than two windows, and three original contexts."""
@@ -86,7 +86,7 @@ def test_greedy_tokens(converted, family, mesh_dim, chunk):
     assert generator.generate([PROMPT], max_new_tokens=24) == [continued(theirs, 24)]
 
 
-@pytest.mark.parametrize("name", [name for family in FAMILIES.values() for name in family.presets])
+@pytest.mark.parametrize("name", [x for family in FAMILIES.values() if family.hugging_face for x in family.presets])
 def test_configs_of_presets_come_back(name):
     """transformers reads them too, and finds the same number of parameters."""
     config = preset_config(name)
@@ -127,6 +127,16 @@ def described(family: str, **changes) -> dict:
         ("mistral", {"sliding_window": 0}, "sliding_window=0, must be at least 1"),
         ("seed_oss", {"attention_bias": False}, "has attention_bias=False"),
         ("seed_oss", {"attention_out_bias": True}, "has attention_out_bias=True"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 1]}, "must be a list of 1 .* for 4 layers"),
+        ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "rope_theta=0, must be positive"),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope type 'yarn' without factor"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "without low_freq_factor, high_freq"),
+        (
+            "ministral3",
+            {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 0}},
+            "original_max_position",
+        ),
+        ("gemma3", {"tie_word_embeddings": "false"}, "tie_word_embeddings='false', must be true or false"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers=\[1, 0\], must be a list"),
         ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval=0, must be a whole number of at least 1"),
         ("smollm3", {"use_sliding_window": True}, "has use_sliding_window=True"),

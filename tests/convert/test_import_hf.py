@@ -58,7 +58,7 @@ def test_a_config_of_transformers_4():
             dict(rope_parameters={"rope_type": "linear", "factor": 2.0, "mscale": 1.0}),
             "mscale, which rope type",
         ),
-        (dict(rope_scaling={"type": "linear"}), "kind linear needs factor"),
+        (dict(rope_scaling={"type": "linear"}), "rope type 'linear' without factor"),
     ],
     ids=str,
 )

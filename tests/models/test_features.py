@@ -9,14 +9,14 @@ import pytest
 from ringformer.estimate.programs import TRAIN_STEP, lower_program
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
-from ringformer.models.interface import Features
-from ringformer.models.registry import Family
+from ringformer.models.interface import Feature, Features
+from ringformer.models.registry import Family, register
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 from tests.helpers import relative_error
-from tests.models.bits import FEATURES, BitsConfig, bits_of
+from tests.models.bits import FEATURES, Bits, BitsConfig, bits_of
 from tests.train.runs import read_metrics
 
 
@@ -64,6 +64,27 @@ def test_an_estimate_has_the_features():
     shapes = sorted(x.shape for x in jax.tree.leaves(program.lowered.in_avals) if x.ndim == 3)
     assert shapes == [(1, 1024, 8)] * 2
     assert program.lowered.compile(compiler_options=program.options).memory_analysis() is not None
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (5, r"features=5 must be Features"),
+        (Features({"x": "int32"}, FEATURES.read), r"must be Features\({name: Feature"),
+        (Features({"x": Feature("int64")}, FEATURES.read), "'x' has dtype='int64', .*devices would hold int32"),
+        (Features({"x": Feature("float64")}, FEATURES.read), "devices would hold float32"),
+        (Features({"x": Feature("int33")}, FEATURES.read), "'x' has dtype='int33', must be one of JAX, as text$"),
+        (Features({"x": Feature(np.float32)}, FEATURES.read), "as text; devices would hold float32"),
+    ],
+)
+def test_features_that_no_device_holds_are_refused(features, message):
+    with pytest.raises(ValueError, match=message):
+        register("wrong", Family(BitsConfig, Bits, {}, features=features))
+
+
+def test_features_are_a_dict():
+    with pytest.raises(ValueError, match="the family read list as features, must be a dict of arrays"):
+        FEATURES.check([1, 2], (1, 8))
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.programs import lower_attention
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import preset_workload
+from ringformer.inference.generator import Generator
 from ringformer.inference.programs import inference_config
 from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import FAMILIES, preset_config
 from ringformer.parallel.mesh import make_mesh
-from ringformer.parallel.parameters import abstract_model
+from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.identity import run_identity
+from ringformer.train.state import make_init
 from tests.helpers import relative_error
 from tests.inference.models import CONFIG, generator
 from tests.models.test_families import tiny
@@ -38,7 +40,7 @@ def attend(q, k, v, *, window=None, **options):
 
 @pytest.fixture
 def local():
-    register_attention("local", attend, visible=lambda query, key: key > query - WINDOW)
+    register_attention("local", attend, visible=lambda query, key, window: key > query - WINDOW)
     yield "local"
     del REGISTERED["local"]
 
@@ -66,10 +68,36 @@ def test_it_writes_as_the_window_that_it_is(local):
         session.append([PROMPT])
 
 
+def test_its_mask_alone_decides_in_layers_with_windows():
+    """It sees more than the windows of some layers; what is decoded has the losses of a whole forward pass."""
+    register_attention(
+        "wide",
+        lambda q, k, v, *, window=None, **options: ring_attention(q, k, v, window=30, **options),
+        visible=lambda query, key, window: key > query - 30,
+    )
+    try:
+        config = tiny("gemma3", attention="wide", window=8)
+        mesh = make_mesh("1,1,1,4", jax.devices()[:4])
+        params = make_init(config, weight_shardings(config, mesh), mesh, 0)()
+        model = Generator(config, params, mesh, max_length=96)
+        session, text, found = model.session(1), [*PROMPT * 8], []
+        session.append([text])
+        for (token,) in session.decode(max_new_tokens=12):
+            text.append(token)
+            found.append(session.logits[0])
+        expected = model.token_losses([[*text, 7]])[0]
+        losses = [
+            float(jax.nn.logsumexp(x) - x[token]) for x, token in zip(found, [*text[len(text) - 11 :], 7], strict=True)
+        ]
+        assert max(abs(a - b) for a, b in zip(losses, expected[-12:], strict=True)) <= 1e-4
+    finally:
+        del REGISTERED["wide"]
+
+
 def test_without_a_mask_for_decoding_it_only_trains():
     register_attention("blind", attend)
     try:
-        with pytest.raises(ValueError, match=r"attention 'blind' was registered without visible\(query, key\)"):
+        with pytest.raises(ValueError, match=r"attention 'blind' was registered without visible\(query, key, window\)"):
             inference_config(replace(CONFIG, attention="blind"), make_mesh("1,1,1,1", jax.devices()[:1]), 64)
     finally:
         del REGISTERED["blind"]

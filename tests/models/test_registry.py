@@ -1,6 +1,8 @@
 """The seam for models: a toy that knows nothing of LLaMA trains over the ring, and lends its parameters."""
 
-from dataclasses import replace
+import dataclasses
+import json
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -11,8 +13,10 @@ from jax.sharding import NamedSharding
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.convert import to_hf
 from ringformer.data import Batch
+from ringformer.inference.generator import Generator
+from ringformer.models.decoder import Decoder
 from ringformer.models.families.llama import LlamaConfig
-from ringformer.models.registry import FAMILIES, Family, build, family_of, register
+from ringformer.models.registry import FAMILIES, Family, build, family_of, hugging_face_of, register
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
@@ -24,6 +28,7 @@ from ringformer.train.prepare import prepare
 from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_train_step
 from tests.helpers import relative_error
+from tests.models.bits import FEATURES
 from tests.models.toy import Toy, ToyConfig
 from tests.train.runs import read_metrics
 
@@ -117,10 +122,51 @@ def test_a_parameter_without_its_letters_is_named(letters, monkeypatch):
         abstract_model(ToyConfig())
 
 
+class Other(Decoder):
+    """A decoder that computes something else, which no one but its class knows."""
+
+    def _head(self, dtype, gather):
+        return -super()._head(dtype, gather)
+
+
+@dataclass(frozen=True)
+class OtherConfig(LlamaConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class ScaledConfig(LlamaConfig):
+    @property
+    def logit_scale(self):
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (Family(OtherConfig, Other, {}), "holds a OtherConfig with the class Other: inference and exports take"),
+        (Family(OtherConfig, Decoder, {}, features=FEATURES), "holds a OtherConfig with batches with features"),
+    ],
+)
+def test_what_only_a_class_computes_is_not_written_or_exported(tmp_path, monkeypatch, family, message):
+    monkeypatch.setitem(FAMILIES, "other", family)
+    saved = {"preset": "", "family": "other", "model": dataclasses.asdict(OtherConfig(61, 16, 24, 1, 2, 1, 8))}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    (tmp_path / "checkpoints" / "1" / "default").mkdir(parents=True)
+    for use in (lambda: Generator.load(tmp_path, max_length=64), lambda: to_hf(tmp_path, tmp_path / "out")):
+        with pytest.raises(ValueError, match=message):
+            use()
+
+
+def test_a_translation_is_inherited_only_unchanged():
+    assert hugging_face_of(OtherConfig) is FAMILIES["llama"].hugging_face is not None
+    assert hugging_face_of(ScaledConfig) is None
+
+
 def test_only_a_llama_is_exported(tmp_path):
     (tmp_path / "config.json").write_text('{"preset": "toy", "model": {"vocab_size": 257, "width": 32}}')
     (tmp_path / "checkpoints" / "1" / "default").mkdir(parents=True)
-    with pytest.raises(ValueError, match="holds a ToyConfig: only the families of ringformer"):
+    with pytest.raises(ValueError, match="holds a ToyConfig with the class Toy: inference and exports"):
         to_hf(tmp_path, tmp_path / "out")
 
 

@@ -10,6 +10,9 @@ from ringformer.ops.tokenwise.rope import OPTIONS, RopeScaling
 ROPE_TYPES: dict[str, Any] = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
 """Kind of a `RopeScaling` for each rope type of a config.json."""
 
+NEEDED = {"linear": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+"""Parameters of a rope type that transformers has no values for."""
+
 LAYER_TYPES = {"full_attention": "F", "sliding_attention": "W"}
 
 
@@ -52,7 +55,7 @@ def read_rope(
             raise ValueError(f"config.json has {key}={hf[key]!r}, must be an object")
     named = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     parameters = {key: value for key, value in named.items() if value is not None and key not in ignored}
-    theta = parameters.pop("rope_theta", None) or hf.get("rope_theta") or default_theta
+    theta = next(x for x in (parameters.pop("rope_theta", None), hf.get("rope_theta"), default_theta) if x is not None)
     legacy = parameters.pop("type", "default")
     rope_type = parameters.pop("rope_type", legacy)
     where = f" for {kind}" if kind else ""
@@ -62,16 +65,18 @@ def read_rope(
         )
     rope_type = ROPE_TYPES[rope_type]
     check_numbers({"rope_theta": theta} | parameters)
+    if theta <= 0:
+        raise ValueError(f"config.json has rope_theta={theta!r}{where}, must be positive")
+    if missing := [name for name in NEEDED.get(rope_type, ()) if name not in parameters]:
+        raise ValueError(f"config.json has rope type {rope_type!r}{where} without {', '.join(missing)}")
     parameters.pop("finetuned", None)  # informational, in YaRN's own checkpoints
     if parameters.pop("partial_rotary_factor", 1) != 1:
         raise ValueError("config.json has partial_rotary_factor other than 1: only whole heads can be rotated")
     original = parameters.pop("original_max_position_embeddings", None)
     if "original_max_position" in OPTIONS[rope_type]:
         default = hf["max_position_embeddings"]
-        original = hf.get("original_max_position_embeddings") or original or default
-        parameters["original_max_position"] = original
-        if rope_type == "yarn":
-            parameters.setdefault("factor", default / original)
+        at_top = hf.get("original_max_position_embeddings")
+        parameters["original_max_position"] = next(x for x in (at_top, original, default) if x is not None)
     if unknown := sorted(parameters.keys() - OPTIONS[rope_type]):
         raise ValueError(f"config.json has {', '.join(unknown)}, which rope type {rope_type!r} does not use{where}")
     return {"rope_theta": float(theta), "rope_scaling": RopeScaling(rope_type, **parameters)}

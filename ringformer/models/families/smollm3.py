@@ -26,11 +26,11 @@ def _read(hf: dict[str, Any]) -> dict[str, Any]:
     rotated = hf.get("no_rope_layers")
     if rotated is None:
         rotated = [int((i + 1) % interval != 0) for i in range(count)]
-    if type(rotated) is not list or len(rotated) < count or any(x not in (0, 1) for x in rotated):
+    if type(rotated) is not list or len(rotated) != count or any(x not in (0, 1) for x in rotated):
         raise ValueError(
             f"config.json has no_rope_layers={rotated!r}, must be a list of 1 (rotated) or 0 for {count} layers"
         )
-    letters = "".join("F" if x else "N" for x in rotated[:count])
+    letters = "".join("F" if x else "N" for x in rotated)
     return read_rope(hf, 2e6) | {"layer_types": shortest_pattern(letters), "window": 0}
 
 
