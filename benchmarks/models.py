@@ -196,9 +196,10 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     saved: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.is_file() else ORIGIN | {"presets": {}}
     if asked.compile_times:
-        saved["compile_times"] = compile_times()
+        measured = {"date": datetime.date.today().isoformat(), "jax": jax.__version__}
+        saved |= ORIGIN | {"compile_times": measured | {"ratios": compile_times()}}
         asked.out.write_text(json.dumps(saved, indent=1) + "\n")
-        write_table(asked.page, COMPILE_BEGIN, compile_table(saved["compile_times"]), END)
+        write_table(asked.page, COMPILE_BEGIN, compile_table(saved["compile_times"]["ratios"]), END)
         raise SystemExit
     only_compilers()
     for name in [asked.only] if asked.only else PRESETS:

@@ -113,9 +113,16 @@ def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict 
     lora = lora_of(run_dir)
     if lora is None:
         return _restore(run_dir, weights, mesh, dtypes)
-    adapters = Lora(lora, model_of(run_dir), mesh)
     params = restore_params(base_of(run_dir), weights, mesh, dtypes)
-    return adapters.merge(params, _restore(run_dir, adapters.adapters, mesh))
+    return Lora(lora, model_of(run_dir), mesh).merge(params, restore_adapters(run_dir, mesh))
+
+
+def restore_adapters(run_dir: str | Path, mesh: Mesh) -> Any:
+    """Return the adapters of a run's latest checkpoint, laid out for this mesh. Raises ValueError if it has none."""
+    lora = lora_of(run_dir)
+    if lora is None:
+        raise ValueError(f"{run_dir} has no adapters")
+    return _restore(run_dir, Lora(lora, model_of(run_dir), mesh).adapters, mesh)
 
 
 def lora_of(run_dir: str | Path) -> LoraConfig | None:

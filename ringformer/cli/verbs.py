@@ -14,6 +14,7 @@ VERBS = {
         "convert a Hugging Face model to a folder for --config.init_from",
     ),
     "convert to-hf": ("convert.commands:add_to_hf", "export a run's checkpoint to a folder that transformers loads"),
+    "convert to-peft": ("convert.commands:add_to_peft", "export a run's adapters to a folder that PEFT loads"),
     "convert verify": ("convert.commands:add_verify", "compare the logits of transformers and ringformer"),
     "eval lines": (
         "evals.commands:add_lines",

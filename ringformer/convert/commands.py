@@ -1,4 +1,4 @@
-"""`ringformer convert from-hf | to-hf | verify`."""
+"""`ringformer convert from-hf | to-hf | to-peft | verify`."""
 
 import argparse
 import re
@@ -56,6 +56,23 @@ def _to_hf(args: argparse.Namespace) -> None:
         f"{args.out}: {exported.config.num_params / 1e6:,.1f}M parameters in {exported.dtype}, "
         f"{exported.dtype_origin}{choice}"
     )
+
+
+def add_to_peft(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Add the arguments of `ringformer convert to-peft`."""
+    parser.description = "Export the adapters of a run with --config.lora.rank to a folder that PEFT loads."
+    parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run, with config.json and checkpoints/")
+    parser.add_argument("out", metavar="OUT", help="the folder to write")
+    add_config_option(parser)
+    return _to_peft
+
+
+def _to_peft(args: argparse.Namespace) -> None:
+    from ringformer.convert.adapters import to_peft
+    from ringformer.runs.config_file import register_models
+
+    register_models(args.config)
+    print(f"{args.out}: {to_peft(args.ckpt, args.out):,} parameters in float32")
 
 
 def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:

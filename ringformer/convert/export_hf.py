@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.checkpoints.saved_model import latest_checkpoint, model_of
+from ringformer.convert.adapters import AddedAdapters
 from ringformer.convert.block_streams import open_streams
 from ringformer.convert.hf_config import text_config, to_hf_config
 from ringformer.convert.hf_weights import weights
@@ -29,7 +30,8 @@ class Exported(NamedTuple):
 def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_bytes: int = 5 * 10**9) -> Exported:
     """Write the parameters of a run's latest checkpoint to the folder `out`: safetensors, config.json, tokenizer.
 
-    Needs host memory for a few blocks and a cache of one layer's largest matrix (`block_streams.CACHE_BYTES`).
+    Needs host memory for a few blocks and a cache of one layer's largest matrix (`block_streams.CACHE_BYTES`). If the
+    run trained adapters, they are added to the weights.
 
     Args:
       run_dir: the folder of a training run, or one that `from_hf` wrote.
@@ -47,7 +49,8 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         supported_dtype(dtype)
     if shard_bytes < 1:
         raise ValueError(f"shard size {shard_bytes} must be at least 1 byte; 5 GB is usual")
-    checkpoint = latest_checkpoint(run_dir)
+    adapters = AddedAdapters(run_dir)
+    checkpoint = latest_checkpoint(adapters.base)
     carried, imported = contained_files(run_dir, CARRIED), contained_files(run_dir, [HF_CONFIG])
     config = model_of(run_dir)
     check_decoder(config, run_dir)
@@ -79,7 +82,8 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     def blocks(name: str):
         weight, layer = place[name]
         for _, index in weight.blocks(layer):
-            yield cast(weight.to_tensor(stored[weight.path][index].read().result()), target, name)
+            block = adapters.add(weight.path, index, stored[weight.path][index].read().result())
+            yield cast(weight.to_tensor(block), target, name)
 
     with output_folder(Path(out), carried) as building:
         shapes = {name: weight.tensor_shape for name, (weight, _) in place.items()}

@@ -1,0 +1,77 @@
+"""Adapters trained on a ring go to PEFT, and merged weights to transformers: logits and tokens are the same there."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from ringformer.cli import main
+from ringformer.convert import from_hf
+from ringformer.inference.generator import Generator, load_model
+from ringformer.runs.config import base_config
+from ringformer.runs.config_file import parse
+from ringformer.train.loop import train
+from ringformer.train.prepare import prepare
+from tests.convert.families import save_tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+
+PROMPT = [int(x) for x in np.random.default_rng(0).integers(0, 257, 24)]
+
+
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])
+def folder(tmp_path_factory, request):
+    """A base as transformers saved it, and a run on a ring of eight that trained adapters of it."""
+    folder = tmp_path_factory.mktemp("adapters")
+    save_tiny(request.param, folder / "theirs", initializer_range=0.1)
+    from_hf(folder / "theirs", folder / "base")
+    rows = [{"text": f"{i} keys and values travel around the ring while queries stay"} for i in range(200)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    values = base_config("tiny")
+    values.update({"init_from": str(folder / "base"), "run_dir": str(folder / "run"), "mesh_dim": "1,1,1,8"})
+    values.update({"seq_len": 64, "batch_size": 4, "steps": 12})
+    values.data.update({"store": str(folder / "store"), "source": f"jsonl:{folder}/rows.jsonl", "held_out": 0.0})
+    values.model.compute_dtype = "float32"
+    values.optimizer.learning_rate = 2e-2
+    values.lora.update({"rank": 4, "alpha": 6.0})
+    train(prepare(parse(values)))
+    assert main(["convert", "to-peft", str(folder / "run"), str(folder / "peft")]) == 0
+    assert main(["convert", "to-hf", str(folder / "run"), str(folder / "merged")]) == 0
+    return folder
+
+
+def with_peft(folder):
+    base = AutoModelForCausalLM.from_pretrained(folder / "theirs", dtype=torch.float32)
+    return PeftModel.from_pretrained(base, folder / "peft").eval()
+
+
+def test_peft_has_the_same_logits_and_tokens(folder):
+    theirs, ours = with_peft(folder), load_model(folder / "run", attention="blockwise")
+    with torch.no_grad():
+        expected = theirs(torch.tensor([PROMPT])).logits[0].numpy()
+        with theirs.disable_adapter():
+            of_base = theirs(torch.tensor([PROMPT])).logits[0].numpy()
+        text = list(PROMPT)
+        for _ in range(12):
+            text.append(int(theirs(torch.tensor([text])).logits[0, -1].argmax()))
+    logits = np.asarray(ours(np.array([PROMPT], np.int32)))[0]
+    assert np.abs(logits - expected).max() <= 1e-5 < 0.1 < np.abs(of_base - expected).max()
+    model = Generator.load(folder / "run", mesh_dim="1,1,2,4", max_length=64)
+    assert model.generate([PROMPT], max_new_tokens=12) == [text[len(PROMPT) :]]
+
+
+def test_merged_weights_are_those_of_peft(folder):
+    merged = with_peft(folder).merge_and_unload().state_dict()
+    exported = load_file(folder / "merged" / "model.safetensors")
+    assert [name for name in exported if not torch.equal(exported[name], merged[name])] == []
+    assert main(["convert", "verify", str(folder / "merged"), str(folder / "run")]) == 0
+
+
+def test_what_has_no_adapters_is_refused(folder, tmp_path, capsys):
+    assert main(["convert", "to-peft", str(folder / "base"), str(tmp_path / "out")]) == 2
+    assert "has no adapters: export its weights with ringformer convert to-hf" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
