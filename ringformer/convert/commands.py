@@ -68,11 +68,13 @@ def add_to_peft(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
 
 
 def _to_peft(args: argparse.Namespace) -> None:
+    from ringformer.checkpoints.saved_model import base_of
     from ringformer.convert.adapters import to_peft
     from ringformer.runs.config_file import register_models
 
     register_models(args.config)
-    print(f"{args.out}: {to_peft(args.ckpt, args.out):,} parameters in float32")
+    count = to_peft(args.ckpt, args.out)
+    print(f"{args.out}: {count:,} parameters in float32, adapters of the weights in {base_of(args.ckpt)}")
 
 
 def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
