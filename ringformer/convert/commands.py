@@ -18,13 +18,16 @@ def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
     parser.add_argument("path", metavar="PATH", help="the folder with config.json and *.safetensors")
     parser.add_argument("out", metavar="OUT", help="the folder to write")
     parser.add_argument("--dtype", default="float32", help="dtype on disk: float32, bfloat16 or float16")
+    parser.add_argument(
+        "--adapters", metavar="PEFT", help="a folder of PEFT's with LoRA adapters to add to the weights"
+    )
     return _from_hf
 
 
 def _from_hf(args: argparse.Namespace) -> None:
     from ringformer.convert.import_hf import from_hf
 
-    config = from_hf(args.path, args.out, args.dtype)
+    config = from_hf(args.path, args.out, args.dtype, args.adapters)
     print(
         f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, "
         f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.checkpoints.saved_model import latest_checkpoint, model_of
-from ringformer.convert.adapters import AddedAdapters
+from ringformer.convert.adapters import adapters_of, add_adapters
 from ringformer.convert.block_streams import open_streams
 from ringformer.convert.hf_config import text_config, to_hf_config
 from ringformer.convert.hf_weights import weights
@@ -49,8 +49,8 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         supported_dtype(dtype)
     if shard_bytes < 1:
         raise ValueError(f"shard size {shard_bytes} must be at least 1 byte; 5 GB is usual")
-    adapters = AddedAdapters(run_dir)
-    checkpoint = latest_checkpoint(adapters.base)
+    base, adapters = adapters_of(run_dir)
+    checkpoint = latest_checkpoint(base)
     carried, imported = contained_files(run_dir, CARRIED), contained_files(run_dir, [HF_CONFIG])
     config = model_of(run_dir)
     check_decoder(config, run_dir)
@@ -82,7 +82,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     def blocks(name: str):
         weight, layer = place[name]
         for _, index in weight.blocks(layer):
-            block = adapters.add(weight.path, index, stored[weight.path][index].read().result())
+            block = add_adapters(adapters, weight.path, index, stored[weight.path][index].read().result())
             yield cast(weight.to_tensor(block), target, name)
 
     with output_folder(Path(out), carried) as building:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ringformer.convert.adapters import Factors, add_adapters, from_peft
 from ringformer.convert.block_streams import BlockStream, IndexedBlock, save_streams
 from ringformer.convert.hf_config import from_hf_config
 from ringformer.convert.hf_weights import Weight, weights
@@ -19,7 +20,9 @@ from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import registered_by
 
 
-def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> DecoderConfig:
+def from_hf(
+    path: str | Path, out: str | Path, dtype: str = "float32", adapters: str | Path | None = None
+) -> DecoderConfig:
     """Write the model in `path` to the folder `out`: config.json, checkpoints/0 and the tokenizer's files.
 
     The checkpoint holds only parameters, stacked [L, ...], and serves as `--config.init_from=OUT`. The conversion needs
@@ -29,6 +32,7 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> Decode
 
     Args:
       dtype: dtype on disk, float32, bfloat16 or float16. A run trains in float32 in any case.
+      adapters: folder of PEFT's with LoRA adapters to add to the weights.
 
     Raises:
       ValueError: if ringformer does not support the model, tensors are missing, left over, misshapen or not finite, a
@@ -42,8 +46,9 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> Decode
     carried = contained_files(path, CARRIED)
     config, tensors = from_hf_config(hf), TensorFolder(path, wrapped="text_config" in hf)
     check_tensors(tensors, config)
+    factors = {} if adapters is None else from_peft(Path(adapters), config)
 
-    streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target)) for w in weights(config)}
+    streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target, factors)) for w in weights(config)}
     with output_folder(Path(out), carried) as building:
         save_streams(building / CHECKPOINTS / "0" / "default", streams)
         (building / CONFIG).write_text(
@@ -97,9 +102,9 @@ def _check_tied(tensors: TensorFolder, embed: Weight) -> None:
     )
 
 
-def _blocks(weight: Weight, tensors: TensorFolder, dtype: np.dtype) -> Iterator[IndexedBlock]:
-    """Yield the parameter's blocks, layer by layer, each with its index."""
+def _blocks(weight: Weight, tensors: TensorFolder, dtype: np.dtype, factors: Factors) -> Iterator[IndexedBlock]:
+    """Yield the parameter's blocks, layer by layer, each with its index, with adapters added."""
     for layer, name in enumerate(weight.names):
         rows, indices = zip(*weight.blocks(layer), strict=True)
         for index, part in zip(indices, tensors.blocks(name, rows), strict=True):
-            yield index, cast(weight.to_parameter(part), dtype, name)
+            yield index, cast(add_adapters(factors, weight.path, index, weight.to_parameter(part)), dtype, name)

@@ -1,6 +1,7 @@
 """Adapters trained on a ring go to PEFT, and merged weights to transformers: logits and tokens are the same there."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -69,6 +70,41 @@ def test_merged_weights_are_those_of_peft(folder):
     exported = load_file(folder / "merged" / "model.safetensors")
     assert [name for name in exported if not torch.equal(exported[name], merged[name])] == []
     assert main(["convert", "verify", str(folder / "merged"), str(folder / "run")]) == 0
+
+
+def test_adapters_of_peft_are_added(folder, tmp_path):
+    """The same bits as an export of the run that trained them."""
+    command = ["convert", "from-hf", str(folder / "theirs"), str(tmp_path / "ours"), f"--adapters={folder}/peft"]
+    assert main(command) == 0
+    assert main(["convert", "to-hf", str(tmp_path / "ours"), str(tmp_path / "again")]) == 0
+    again, merged = (load_file(path / "model.safetensors") for path in (tmp_path / "again", folder / "merged"))
+    assert all(torch.equal(again[name], merged[name]) for name in merged)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_dora": True}, "has use_dora=True: only False can be converted"),
+        ({"r": 0}, "has r=0 and lora_alpha=6.0"),
+        ({"r": 3}, "is [4, 32], must be [3, 32]: adapters of another base?"),
+        ({"modules_to_save": ["lm_head"]}, "has modules_to_save=['lm_head']"),
+    ],
+    ids=["dora", "rank 0", "another rank", "modules_to_save"],
+)
+def test_other_adapters_are_refused(folder, tmp_path, capsys, change, message):
+    shutil.copytree(folder / "peft", tmp_path / "peft")
+    described = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(described | change))
+    command = ["convert", "from-hf", str(folder / "theirs"), str(tmp_path / "ours"), f"--adapters={tmp_path}/peft"]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "ours").exists()
+
+
+def test_adapters_of_another_base_are_refused(folder, tmp_path, capsys):
+    save_tiny("llama", tmp_path / "theirs", hidden_size=48)
+    command = ["convert", "from-hf", str(tmp_path / "theirs"), str(tmp_path / "ours"), f"--adapters={folder}/peft"]
+    assert main(command) == 2
+    assert "adapters of another base?" in capsys.readouterr().err and not (tmp_path / "ours").exists()
 
 
 def test_what_has_no_adapters_is_refused(folder, tmp_path, capsys):

@@ -120,6 +120,21 @@ def test_adapters_need_their_base(folder):
 
 
 @pytest.mark.slow
+def test_frozen_weights_in_bfloat16(folder):
+    """The base rounded to bfloat16, and not the adapters."""
+    lora = LORA | {"base_dtype": "bfloat16"}
+    run = prepare(config(folder, "half", lora=lora, init_from=str(folder / "base")))
+    (frozen,) = run.frozen()
+    assert {str(x.dtype) for x in jax.tree.leaves(frozen)} == {"bfloat16"}
+    train(run)
+    half, whole = (
+        [row["loss"] for row in read_metrics(folder / name) if "loss" in row] for name in ("half", "adapters")
+    )
+    assert 0 < relative_error(half, whole) < 1e-2
+    assert all(x.dtype == np.float32 for x in jax.tree.leaves(run.program.state.params))
+
+
+@pytest.mark.slow
 def test_a_second_stage_starts_from_merged_weights(folder):
     train(prepare(config(folder, "second", init_from=str(folder / "adapters"), steps=2)))
     losses = [row["eval_loss"] for row in read_metrics(folder / "second") if "eval_loss" in row]
