@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from ringformer.models.interface import ModelConfig
-from ringformer.parallel.parameters import abstract_model, named
-from ringformer.parallel.weight_sharding import WeightSharding, shard_weight
+from ringformer.parallel.parameters import abstract_model, named, shard_weights, weight_shardings
+from ringformer.parallel.weight_sharding import WeightSharding
 
 PROJECTIONS = {
     "q_proj": ("attention", "wq", 1),
@@ -155,14 +155,12 @@ class Lora:
     @cached_property
     def adapters(self) -> dict:
         """A `WeightSharding` for each array of the adapters."""
-        shapes, letters = self._described
-        return jax.tree.map(lambda of, x: shard_weight(of, x.shape, self.mesh), letters, shapes)
+        return shard_weights(*self._described, self.mesh)
 
     @cached_property
     def frozen(self) -> dict:
         """A `WeightSharding` for each weight of the model."""
-        _, shapes, letters = abstract_model(self.model)
-        return jax.tree.map(lambda of, x: shard_weight(of, x.shape, self.mesh), letters, shapes)
+        return weight_shardings(self.model, self.mesh)
 
     @cached_property
     def weights(self) -> dict:
