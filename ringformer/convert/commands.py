@@ -15,7 +15,9 @@ def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
         "Convert a Hugging Face model (safetensors) to a folder for `ringformer train --config.init_from=OUT`. It is "
         "converted block by block: host memory stays below 2 GB for a model of any size."
     )
-    parser.add_argument("path", metavar="PATH", help="the folder with config.json and *.safetensors")
+    parser.add_argument(
+        "path", metavar="PATH", help="the folder with config.json and *.safetensors, or hf://ORGANISATION/NAME"
+    )
     parser.add_argument("out", metavar="OUT", help="the folder to write")
     parser.add_argument("--dtype", default="float32", help="dtype on disk: float32, bfloat16 or float16")
     parser.add_argument(

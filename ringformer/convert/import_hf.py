@@ -13,6 +13,7 @@ from ringformer.convert.hf_config import from_hf_config
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder, cast, supported_dtype
+from ringformer.files.hub import MODEL_FILES, on_hub, snapshot
 from ringformer.files.manifest import write_manifest
 from ringformer.files.run_layout import CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained, contained_files, read_object
@@ -23,7 +24,8 @@ from ringformer.models.registry import registered_by
 def from_hf(
     path: str | Path, out: str | Path, dtype: str = "float32", adapters: str | Path | None = None
 ) -> DecoderConfig:
-    """Write the model in `path` to the folder `out`: config.json, checkpoints/0 and the tokenizer's files.
+    """Write the model in `path`, a folder or a name on the hub (`files/hub.py`), to the folder `out`: config.json,
+    checkpoints/0 and the tokenizer's files.
 
     The checkpoint holds only parameters, stacked [L, ...], and serves as `--config.init_from=OUT`. The conversion needs
     host memory for a few blocks (`hf_weights.BLOCK_BYTES`), independent of the size of the model. `out` appears
@@ -39,7 +41,10 @@ def from_hf(
         file lies outside `path` (`files/untrusted.py`), or `out` is not empty.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
-    path, target = Path(path), supported_dtype(dtype)
+    target, origin = supported_dtype(dtype), str(path)
+    if on_hub(path):
+        path, origin = snapshot(str(path), MODEL_FILES)
+    path = Path(path)
     if not contained(path, "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
     hf = read_object(path, "config.json")
@@ -52,7 +57,7 @@ def from_hf(
     with output_folder(Path(out), carried) as building:
         save_streams(building / CHECKPOINTS / "0" / "default", streams)
         (building / CONFIG).write_text(
-            json.dumps({"model": dataclasses.asdict(config)} | registered_by(config), indent=1) + "\n"
+            json.dumps({"model": dataclasses.asdict(config), "origin": origin} | registered_by(config), indent=1) + "\n"
         )
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
         write_manifest(building, names=[CONFIG, HF_CONFIG, *(file.name for file in carried)])

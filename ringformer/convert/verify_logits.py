@@ -12,6 +12,7 @@ from flax import nnx
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder
+from ringformer.files.hub import MODEL_FILES, local
 from ringformer.files.untrusted import read_object
 from ringformer.inference.generator import load_model
 from ringformer.models.decoder import Decoder
@@ -65,7 +66,8 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
     """
     if length is not None and length < 1:
         raise ValueError(f"length={length} must be at least 1")
-    expected, tokens = _transformers_logits(Path(hf), length, seed)
+    hf = local(hf, MODEL_FILES)
+    expected, tokens = _transformers_logits(hf, length, seed)
     gc.collect()
     with jax.default_device(jax.devices("cpu")[0]):
         own = getattr(model_of(run_dir), "attention", "") in REGISTERED
@@ -75,7 +77,7 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
                 f"{hf} has a vocabulary of {expected.shape[-1]} tokens, {run_dir} one of {model.config.vocab_size}: "
                 "they are different models"
             )
-        model, rounded = _rounded(model, TensorFolder(Path(hf)))
+        model, rounded = _rounded(model, TensorFolder(hf))
         logits = np.asarray(jax.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(tokens, jnp.int32)))[0]
     return compare_logits(expected, logits)._replace(rounded=rounded)
 

@@ -5,7 +5,8 @@
     jsonl:PATTERN           one JSON object per line, with the text in `field`
     json:PATTERN            one array of JSON objects per file, with the text in `field`
     parquet:PATTERN         one document per row, with the text in `field`
-    datasets:NAME_OR_PATH   a dataset of the Hub, or a folder made by `save_to_disk`, with the text in `field`
+    datasets:NAME_OR_PATH   a dataset of the hub, or a folder made by `save_to_disk`, with the text in `field`
+    hf://NAME               a dataset of the hub, downloaded first (`files/hub.py`), with the text in `field`
 
 A document without text is an error that names it, unless `skip_empty` is set. The standard library is the
 exception: its empty files, mostly `__init__.py`, are always left out. Files are read byte for byte: line ends are kept,
@@ -24,10 +25,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.data.optional_packages import needed_for
+from ringformer.files.hub import local
 
-KINDS = ("stdlib", "text:PATTERN", "jsonl:PATTERN", "json:PATTERN", "parquet:PATTERN", "datasets:NAME_OR_PATH")
+KINDS = (
+    "stdlib",
+    "text:PATTERN",
+    "jsonl:PATTERN",
+    "json:PATTERN",
+    "parquet:PATTERN",
+    "datasets:NAME_OR_PATH",
+    "hf://NAME",
+)
 
-ROWS = ("jsonl", "json", "parquet", "datasets")
+ROWS = ("jsonl", "json", "parquet", "datasets", "hf")
 """Kinds of source that have records."""
 
 _SEPARATOR = re.compile(r"\s*(?:,\s*|(?=\]))(\]?)")
@@ -140,8 +150,8 @@ def read_rows(
     kind, _, where = source.partition(":")
     if kind not in ROWS or not where:
         raise ValueError(f"source {source!r} has no records; accepted: {', '.join(KINDS[2:])}")
-    if kind == "datasets":
-        return _datasets(where, split, only)
+    if kind in ("datasets", "hf"):
+        return _datasets(where if kind == "datasets" else source, split, only)
     malformed = malformed or Malformed(skip=False)
     readers: dict[str, Callable[[Path], Iterator[tuple[Any, str]]]] = {
         "jsonl": partial(_jsonl, malformed=malformed),
@@ -161,6 +171,8 @@ def source_files(source: str) -> dict[str, Path]:
         relative = (path.relative_to(root) for path in root.rglob("*.py"))
         names = sorted(path.as_posix() for path in relative if STDLIB_EXCLUDED.isdisjoint(path.parts[:-1]))
         return {name: root / name for name in names}
+    if kind == "hf":
+        return {}
     if kind == "datasets":
         return {str(path): path for path in sorted(Path(where).rglob("*")) if path.is_file()}
     return {path: Path(path) for path in sorted(glob.glob(where, recursive=True)) if Path(path).is_file()}
@@ -252,15 +264,15 @@ def _load_dataset(name: str, split: str):
     with needed_for("a datasets: source"):
         import datasets  # slow to import
 
-    folder = Path(name)
+    folder = local(name, kind="dataset")
     if (folder / "dataset_dict.json").is_file():
-        splits = datasets.load_from_disk(name)
+        splits = datasets.load_from_disk(str(folder))
         if split not in splits:
             raise ValueError(f"dataset {name} has no split {split!r}; it has: {', '.join(splits)}")
         return splits[split]
     if (folder / "state.json").is_file():
-        return datasets.load_from_disk(name)
-    return datasets.load_dataset(name, split=split)
+        return datasets.load_from_disk(str(folder))
+    return datasets.load_dataset(str(folder) if folder.is_dir() else name, split=split)
 
 
 def _files(source: str) -> list[Path]:

@@ -45,7 +45,8 @@ class LoraConfig:
     base_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype in which the devices hold the frozen weights."""
 
-    def __post_init__(self):
+    def check(self) -> None:
+        """Raise ValueError for a value that no run can have."""
         if self.rank < 0:
             raise ValueError(f"lora.rank={self.rank} must be at least 0")
         if self.alpha is not None and not 0 < self.alpha < float("inf"):

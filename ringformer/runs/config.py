@@ -177,6 +177,8 @@ class Config:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
+        if self.lora != NO_ADAPTERS:
+            self.lora.check()
         if self.lora.rank and not self.init_from:
             raise ValueError(
                 f"lora.rank={self.lora.rank} trains adapters of a model: name it with init_from, or set lora.rank=0 to "

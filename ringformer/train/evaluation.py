@@ -91,7 +91,7 @@ class Evaluation:
         with self._saving.reading(state, step):
             values = evaluate(
                 program.eval_step,
-                program.weights(state.params, self._frozen),
+                program.weights(state.params, self._frozen) if self._frozen else state.params,
                 self._data,
                 config.eval_batches,
                 program.batch_sharding,

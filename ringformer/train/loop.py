@@ -43,7 +43,7 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
     start = folder.start or 0
     if state is None:
         state = run.first_state()
-    frozen = run.frozen()
+    frozen = run.frozen() if program.lora else []
     reports = StepReports(run, folder)
     saving = Saving(run, folder, checkpoints, reports, stopping)
     data = run.eval_data

@@ -61,12 +61,11 @@ class Run(NamedTuple):
         return init_state(model, optimizer, shardings, mesh, self.config.seed, params)
 
     def frozen(self) -> list[dict]:
-        """Return the frozen weights of the program, those of init_from; none without adapters."""
-        return [
-            restore_params(self.config.init_from, self.program.lora.frozen, self.program.mesh, _dtypes(abstract))
-            for abstract in self.program.frozen
-            if self.program.lora
-        ]
+        """Return the frozen weights of a program with adapters, those of init_from."""
+        lora, mesh = self.program.lora, self.program.mesh
+        assert lora is not None
+        dtypes = [jax.tree.map(lambda x: x.dtype, abstract) for abstract in self.program.frozen]
+        return [restore_params(self.config.init_from, lora.frozen, mesh, of_base) for of_base in dtypes]
 
     def origin(self, start: int | None) -> str:
         """Describe the origin of the initial state, and what to do if it is not finite."""
@@ -154,10 +153,6 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     if eval_data is not None:
         count_batches(config.eval_batches, eval_data)
     return run
-
-
-def _dtypes(arrays: dict) -> dict:
-    return jax.tree.map(lambda x: x.dtype, arrays)
 
 
 def folder_of(run_dir: str) -> Path:

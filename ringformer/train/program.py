@@ -51,7 +51,8 @@ class Program(NamedTuple):
 
     @staticmethod
     def weights(params: dict, frozen: Sequence[dict]) -> dict:
-        """Return the weights of the model that has these parameters, the argument of an evaluation."""
+        """Return the weights of the model that has these parameters, the argument of an evaluation: with adapters, each
+        beside its frozen weight."""
         return combine(frozen[0], params, Adapted) if frozen else params
 
     @property

@@ -130,7 +130,7 @@ class StepReports:
         lines = [
             f"{family}{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
             f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}",
-            *_describe_adapters(config),
+            *([describe_adapters(config)] if config.lora.rank else ()),
             *folder.damage,
             *self._reporter.gaps,
             *([f"changed from step {start} on: {describe(folder.changes)}"] if folder.changes else ()),
@@ -174,8 +174,6 @@ class StepReports:
         self._skipped.check(step)
 
 
-def _describe_adapters(config: Config) -> list[str]:
-    """Describe the adapters that train; empty if all weights do."""
-    if not config.lora.rank:
-        return []
-    return [f"adapters of rank {config.lora.rank}: {config.lora.num_params(config.model):,} parameters train"]
+def describe_adapters(config: Config) -> str:
+    """Describe the adapters that train."""
+    return f"adapters of rank {config.lora.rank}: {config.lora.num_params(config.model):,} parameters train"

@@ -411,8 +411,8 @@ MUTATIONS = [
     Mutation(
         "evaluation of other parameters than are saved",
         "train/evaluation.py",
-        "program.weights(state.params,",
-        "program.weights(jax.tree.map(lambda x: 1.001 * x, state.params),",
+        "if self._frozen else state.params,",
+        "if self._frozen else jax.tree.map(lambda x: 1.001 * x, state.params),",
         NUMBERS,
     ),
     # What a run is, and whose it is.
@@ -999,8 +999,8 @@ MUTATIONS = [
     Mutation(
         "a window of decoded tokens is one key longer",
         "inference/decode_step.py",
-        "> positions[:, None] - window",
-        ">= positions[:, None] - window",
+        "(key > query - window)",
+        "(key >= query - window)",
         "inference/test_generator.py::test_greedy_tokens_in_a_window[1,1,1,1]",
     ),
     Mutation(

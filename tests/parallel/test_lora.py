@@ -154,4 +154,4 @@ def test_fresh_adapters_change_nothing():
 )
 def test_bad_adapters_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        LoraConfig(**{"rank": 4} | changes)
+        LoraConfig(**{"rank": 4} | changes).check()

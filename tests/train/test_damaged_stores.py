@@ -161,7 +161,7 @@ def test_held_out_data_that_change_end_a_run_with_a_save(built, monkeypatch):
 
     made: list[int] = []
 
-    def changing(*arguments, stop):
+    def changing(*arguments, stop, likelihood):
         made.append(1)
         if len(made) == 3:  # at steps 0, 2, 4
             overwrite(path)

@@ -7,11 +7,13 @@ from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from ringformer.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ringformer.files.atomic import write_whole
+from ringformer.files.hub import TOKENIZER_FILES, local
 from ringformer.files.untrusted import contained_files
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """Load the tokenizer that a config names: `bytes`, a SentencePiece `.model` file, a `tokenizer.json`, or a folder.
+    """Load the tokenizer that a config names: `bytes`, a SentencePiece `.model` file, a `tokenizer.json`, a folder, or
+    a name on the hub (`files/hub.py`).
 
     In a folder, `tokenizer.json` takes precedence over `tokenizer.model`. A `tokenizer_config.json` beside either
     provides the chat template, and for `tokenizer.json` the tokens that begin and end a text. Files that the caller
@@ -19,7 +21,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """
     if spec == "bytes":
         return ByteTokenizer()
-    path = Path(spec)
+    path = local(spec, TOKENIZER_FILES)
     if path.is_dir():
         present = contained_files(path, ("tokenizer.json", "tokenizer.model"))
         if not present:

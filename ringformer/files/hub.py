@@ -1,0 +1,77 @@
+"""Repositories of the Hugging Face hub: a snapshot is downloaded first, and everything is then read from its folder.
+
+`HF_TOKEN` opens private and gated repositories, `HF_HUB_OFFLINE=1` reads the cache alone, `HF_ENDPOINT` names a mirror,
+`HF_HOME` the cache.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+PREFIX = "hf://"
+MODEL_FILES = "*.json", "*.safetensors", "tokenizer*", "*.jinja"
+TOKENIZER_FILES = "tokenizer*", "*.jinja"
+_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class Snapshot(NamedTuple):
+    """A revision of a repository, on disk."""
+
+    folder: Path
+    name: str
+    """hf://ORGANISATION/NAME@COMMIT."""
+
+
+def on_hub(path: str | Path) -> bool:
+    """Return True for hf://ORGANISATION/NAME, and for ORGANISATION/NAME if there is no such file or folder."""
+    text = str(path)
+    return text.startswith(PREFIX) or (_ID.fullmatch(text.partition("@")[0]) is not None and not Path(text).exists())
+
+
+def local(path: str | Path, files: Sequence[str] | None = None, kind: Literal["model", "dataset"] = "model") -> Path:
+    """Return `path`, or the folder of a snapshot if it is on the hub; arguments and errors of `snapshot`."""
+    return snapshot(str(path), files, kind).folder if on_hub(path) else Path(path)
+
+
+def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model", "dataset"] = "model") -> Snapshot:
+    """Download a repository, hf://ORGANISATION/NAME or ORGANISATION/NAME, either with @REVISION, unless the cache has
+    it.
+
+    Args:
+      files: patterns of the files to download; None: all.
+
+    Raises ValueError, in one line that says what to do, if the hub has no such repository or revision, a token is
+    missing, or the hub cannot be reached and the cache lacks it.
+    """
+    repo, _, revision = name.removeprefix(PREFIX).partition("@")
+    if not _ID.fullmatch(repo):
+        raise ValueError(
+            f"{name} names no repository of the hub: write {PREFIX}ORGANISATION/NAME, with @REVISION or not"
+        )
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants, errors
+    except ImportError:
+        raise ValueError(f"{name} is read by huggingface_hub: pip install huggingface_hub") from None
+    absent = "" if name.startswith(PREFIX) else "there is no such folder, and "
+    try:
+        patterns = None if files is None else list(files)
+        folder = huggingface_hub.snapshot_download(
+            repo, revision=revision or None, repo_type=kind, allow_patterns=patterns
+        )
+    except errors.GatedRepoError:
+        page = f"{constants.ENDPOINT}/{repo}"
+        raise ValueError(f"{name} is gated: accept its terms at {page}, and set HF_TOKEN to a token of yours") from None
+    except errors.RevisionNotFoundError:
+        raise ValueError(f"{name}: the hub's {repo} has no revision {revision!r}") from None
+    except errors.RepositoryNotFoundError:
+        raise ValueError(
+            f"{name}: {absent}the hub has no such {kind}; for a private one, set HF_TOKEN to a token of yours"
+        ) from None
+    except errors.LocalEntryNotFoundError:
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
+        raise ValueError(f"{name}: {absent}it is not in the cache of the hub, and {why}") from None
+    except (OSError, errors.HfHubHTTPError) as error:
+        raise ValueError(f"{name} cannot be downloaded: {str(error).splitlines()[0]}") from None
+    return Snapshot(Path(folder), f"{PREFIX}{repo}@{Path(folder).name}")

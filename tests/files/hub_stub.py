@@ -1,0 +1,64 @@
+"""The part of the hub's protocol that a download needs, on a port of this machine."""
+
+import hashlib
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class _Hub(BaseHTTPRequestHandler):
+    root: Path
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def do_GET(self):
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if parts[0] == "api" and len(parts) > 3:
+            return self.describe(*parts[2:])
+        organisation, name, _, _, *file = parts[parts[0] == "datasets" :]
+        path = self.root / organisation / name / "/".join(file)
+        if not path.is_file():
+            return self.answer(404, X_Error_Code="EntryNotFound")
+        data = path.read_bytes()
+        return self.answer(200, data, ETag=f'"{hashlib.sha1(data).hexdigest()}"', X_Repo_Commit=COMMIT)
+
+    do_HEAD = do_GET
+
+    def describe(self, organisation: str, name: str, what: str = "revision", revision: str = "main", *_):
+        folder = self.root / organisation / name
+        if name == "gated":
+            return self.answer(403, b"{}", X_Error_Code="GatedRepo")
+        if not folder.is_dir():
+            return self.answer(404, b"{}", X_Error_Code="RepoNotFound")
+        if revision not in ("main", COMMIT):
+            return self.answer(404, b"{}", X_Error_Code="RevisionNotFound")
+        files = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        tree = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in files.items()]
+        described = {"id": f"{organisation}/{name}", "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]}
+        body = json.dumps(tree if what == "tree" else described).encode()
+        return self.answer(200, body, Content_Type="application/json")
+
+
+@contextmanager
+def served(root: Path):
+    """Serve the repositories ROOT/ORGANISATION/NAME; yields the endpoint."""
+    handler = type("Hub", (_Hub,), {"root": root})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()

@@ -1,0 +1,87 @@
+"""Models, tokenizers and datasets of the hub, against its protocol on this machine; what is not there is one line."""
+
+import json
+import shutil
+import time
+
+import pytest
+from huggingface_hub import constants
+
+from ringformer.cli import main
+from ringformer.files.hub import on_hub
+from tests.convert.families import save_tiny
+from tests.files.hub_stub import COMMIT, served
+
+CLOSED = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hub")
+    save_tiny("qwen3", root / "local" / "qwen3")
+    (root / "local" / "qwen3" / "pickle.bin").write_bytes(b"not downloaded")
+    rows = [{"text": f"{i} keys and values travel around the ring"} for i in range(30)]
+    (root / "local" / "test").mkdir()
+    (root / "local" / "test" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with served(root) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def cached(hub, tmp_path, monkeypatch):
+    """A cache of its own; `huggingface_hub` reads the environment once, when it is imported."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_model_and_a_dataset(cached, tmp_path, monkeypatch):
+    """Downloaded once; then also offline. The converted model records the commit."""
+    for number, name in enumerate(("hf://local/qwen3", "local/qwen3")):
+        out = tmp_path / str(number)
+        assert main(["convert", "from-hf", name, str(out)]) == 0
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert json.loads((out / "config.json").read_text())["origin"] == f"hf://local/qwen3@{COMMIT}"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    there = [path.name for path in cached.rglob("snapshots/*/*")]
+    assert "model.safetensors" in there and "pickle.bin" not in there
+    for source in ("hf://local/test", "datasets:local/test"):
+        store = tmp_path / source.partition(":")[0]
+        words = [f"--source={source}", f"--store={store}", "--tokenizer=bytes", "--held_out=0"]
+        assert main(["data", "prepare", *words]) == 0
+        assert json.loads((store / "train" / "store.json").read_text())["documents"] == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("hf://local/qwen4", {}, "hf://local/qwen4: the hub has no such model; for a private one, set HF_TOKEN"),
+        ("local/qwen4", {}, "local/qwen4: there is no such folder, and the hub has no such model"),
+        ("hf://local/qwen3@v2", {}, "the hub's local/qwen3 has no revision 'v2'"),
+        ("hf://local/gated", {}, "/local/gated, and set HF_TOKEN to a token of yours"),
+        ("local/qwen3", {"ENDPOINT": CLOSED}, f"it is not in the cache of the hub, and {CLOSED} cannot be reached"),
+        ("local/qwen3", {"HF_HUB_OFFLINE": True}, "it is not in the cache of the hub, and HF_HUB_OFFLINE is set"),
+        ("hf://qwen3", {}, "hf://qwen3 names no repository of the hub: write hf://ORGANISATION/NAME"),
+    ],
+    ids=["mistyped", "mistyped folder", "revision", "gated", "no connection", "offline", "no organisation"],
+)
+def test_what_is_not_there_is_one_line(cached, tmp_path, monkeypatch, capsys, name, changes, message):
+    """Within two seconds, and nothing is written."""
+    for constant, value in changes.items():
+        monkeypatch.setattr(constants, constant, value)
+    began = time.monotonic()
+    assert main(["convert", "from-hf", name, str(tmp_path / "out")]) == 2
+    assert time.monotonic() - began < 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_not_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local" / "model").mkdir(parents=True)
+    assert not on_hub("local/model") and not on_hub(tmp_path / "model") and not on_hub("model")
+    assert on_hub("local/other") and on_hub("local/other@v1") and on_hub("hf://local/model")
+    shutil.rmtree(tmp_path / "local")
+    assert on_hub("local/model")
