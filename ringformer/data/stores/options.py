@@ -19,8 +19,8 @@ class StoreOptions:
     """Prefix of a field's name in errors; a config has keys such as data.held_out."""
 
     source: str
-    """Source of the documents: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN, datasets:NAME_OR_PATH
-    or hf://NAME."""
+    """Source of the documents: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN,
+    datasets:NAME_OR_PATH or hf://NAME."""
     field: str = "text"
     """Field with the text of documents (all sources except stdlib and text)."""
     split: str = "train"
