@@ -138,7 +138,9 @@ def base_of(run_dir: str | Path) -> Path:
     identity = read_object(run_dir, IDENTITY, "restore it")["identity"]
     base = Path(identity["init_from"]["at"])
     if not (base / CONFIG).is_file():
-        raise FileNotFoundError(f"{run_dir} has adapters of the model in {base}, which is not there: bring it back")
+        raise FileNotFoundError(
+            f"{run_dir} has adapters of the model in {base.absolute()}, which is not there: bring it back"
+        )
     actual = checkpoint_hash(base / CHECKPOINTS / str(latest_step(base)))
     if actual != identity["init_from"].get("checkpoint"):
         raise ValueError(f"{run_dir} has adapters of the model in {base}, which has other weights now: bring it back")

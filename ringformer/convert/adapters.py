@@ -5,14 +5,17 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from ringformer.checkpoints.saved_model import base_of, lora_of, model_of, restore_adapters
-from ringformer.convert.hf_weights import ParamPath, Weight, tensors_of
+from ringformer.convert.hf_weights import ParamPath, Weight
 from ringformer.convert.output_folder import output_folder
+from ringformer.convert.safetensors_files import DTYPES, TensorFolder
+from ringformer.files.hub import PREFIX
+from ringformer.files.run_layout import CONFIG
 from ringformer.files.untrusted import contained, read_object
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.registry import check_decoder
+from ringformer.models.registry import as_decoder
 from ringformer.parallel.lora import PROJECTIONS
 from ringformer.parallel.mesh import make_mesh
 
@@ -20,6 +23,7 @@ Index = tuple[slice, ...]
 Factors = dict[ParamPath, list[tuple[float, np.ndarray, np.ndarray]]]
 """Scale, A and B of the adapters of each parameter, stacked over its layers."""
 
+ADAPTERS = "adapter_model.safetensors"
 SUPPORTED = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -31,8 +35,11 @@ SUPPORTED = {
     "rank_pattern": (None, {}),
     "alpha_pattern": (None, {}),
     "layers_to_transform": (None, []),
+    "trainable_token_indices": (None,),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
-"""Values of an adapter_config.json that can be converted, those of a file without the key first."""
+"""Values of an adapter_config.json that can be converted, those of a file without the key first. The other ways to
+initialize adapters change the base, too."""
 
 
 def add_adapters(factors: Factors, path: ParamPath, index: Index, block: np.ndarray) -> np.ndarray:
@@ -73,22 +80,25 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
       FileNotFoundError: if there is no checkpoint.
       DamagedFiles: if files of the checkpoint have changed.
     """
-    run_dir, lora, config = Path(run_dir), lora_of(run_dir), model_of(run_dir)
+    run_dir, lora, config = Path(run_dir), lora_of(run_dir), as_decoder(model_of(run_dir), run_dir)
     if lora is None:
         raise ValueError(f"{run_dir} has no adapters: export its weights with ringformer convert to-hf")
-    check_decoder(config, run_dir)
-    assert isinstance(config, DecoderConfig)
     layers, tensors = read_adapters(run_dir)["layers"], {}
     for part, weight, _ in (PROJECTIONS[name] for name in lora.names):
-        name = tensors_of(config)["layers", part, weight][0].removesuffix(".weight")
-        for i, (a, b) in enumerate(zip(*(layers[part][weight][key] for key in "ab"), strict=True)):
-            prefix = f"base_model.model.{name.format(i)}"
-            tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, lora.rank).T)
-            tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(b.reshape(lora.rank, -1).T)
+        a, b = (layers[part][weight][key] for key in "ab")
+        for i, name in enumerate(Weight(("layers", part, weight), config).names):
+            tensors[_peft_name(name, "A")] = np.ascontiguousarray(a[i].reshape(-1, lora.rank).T)
+            tensors[_peft_name(name, "B")] = np.ascontiguousarray(b[i].reshape(lora.rank, -1).T)
+    base, commit = base_of(run_dir), None
+    made_of = read_object(base, CONFIG)
+    name = str(base) if "adapters" in made_of else made_of.get("origin", str(base))
+    if name.startswith(PREFIX):
+        name, _, commit = name.removeprefix(PREFIX).partition("@")
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base_of(run_dir)),
+        "base_model_name_or_path": name,
+        "revision": commit,
         "r": lora.rank,
         "lora_alpha": lora.scale * lora.rank,
         "lora_dropout": 0.0,
@@ -97,8 +107,8 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    with output_folder(Path(out), {}) as building:
-        save_file(tensors, building / "adapter_model.safetensors", {"format": "pt"})
+    with output_folder(Path(out), ()) as building:
+        save_file(tensors, building / ADAPTERS, {"format": "pt"})
         (building / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
     return sum(x.size for x in tensors.values())
 
@@ -108,9 +118,10 @@ def from_peft(path: Path, config: DecoderConfig) -> Factors:
 
     Raises:
       FileNotFoundError: if the folder has no adapter_config.json or adapter_model.safetensors.
-      ValueError: if they have a feature that ringformer has not, or tensors are missing, left over or misshapen.
+      ValueError: if they have a feature that ringformer has not, a file is not whole, or tensors are missing, left
+        over, misshapen or of another dtype.
     """
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
+    for name in ("adapter_config.json", ADAPTERS):
         if not contained(path, name).is_file():
             raise FileNotFoundError(f"{path} has no {name}: name the folder that PEFT's save_pretrained wrote")
     peft = read_object(path, "adapter_config.json")
@@ -121,31 +132,30 @@ def from_peft(path: Path, config: DecoderConfig) -> Factors:
     if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
         raise ValueError(f"adapter_config.json has r={rank!r} and lora_alpha={alpha!r}, must be numbers, r at least 1")
     scale = alpha / rank**0.5 if peft.get("use_rslora") else alpha / rank
-    tensors = load_file(path / "adapter_model.safetensors")
+    tensors = TensorFolder(path, ADAPTERS)
     factors: Factors = {}
+    left = set(tensors.shapes)
     for part, weight, inputs in PROJECTIONS.values():
         place = Weight(("layers", part, weight), config)
-        names = [f"base_model.model.{tensor.removesuffix('.weight')}" for tensor in place.names]
-        pairs = [[tensors.pop(f"{n}.lora_{x}.weight", None) for n in names] for x in "AB"]
-        if all(x is None for pair in pairs for x in pair):
+        names = {x: [_peft_name(tensor, x) for tensor in place.names] for x in "AB"}
+        if left.isdisjoint(names["A"] + names["B"]):
             continue
-        _, *shape = place.shape
-        outputs, columns = place.tensor_shape
-        for x, pair, needed in zip("AB", pairs, ((rank, columns), (outputs, rank)), strict=True):
-            for n, tensor in zip(names, pair, strict=True):
-                if tensor is None or tensor.shape != needed:
-                    actual = "missing" if tensor is None else list(tensor.shape)
-                    raise ValueError(
-                        f"{n}.lora_{x}.weight is {actual}, must be {list(needed)}: adapters of another base?"
-                    )
-        a, b = (np.stack([np.asarray(x, np.float32) for x in pair]) for pair in pairs)
-        a = a.swapaxes(1, 2).reshape(len(a), *shape[:inputs], rank)
-        b = b.swapaxes(1, 2).reshape(len(b), rank, *shape[inputs:])
+        (outputs, columns), (_, *shape) = place.tensor_shape, place.shape
+        for x, needed in (("A", (rank, columns)), ("B", (outputs, rank))):
+            for name in names[x]:
+                if tensors.shapes.get(name) != needed or tensors.dtypes[name] not in DTYPES:
+                    actual = f"{tensors.dtypes[name]} {list(tensors.shapes[name])}" if name in left else "missing"
+                    raise ValueError(f"{name} is {actual}, must be {list(needed)}: adapters of another base?")
+            left -= set(names[x])
+        a, b = (np.stack([np.asarray(tensors.read(n), np.float32).T for n in names[x]]) for x in "AB")
+        a, b = a.reshape(len(a), *shape[:inputs], rank), b.reshape(len(b), rank, *shape[inputs:])
         factors["layers", part, weight] = [(scale, a, b)]
-    if tensors:
-        raise ValueError(
-            f"{next(iter(sorted(tensors)))} and {len(tensors) - 1} other tensors of {path} belong to no projection"
-        )
-    if not factors:
-        raise ValueError(f"{path} has no adapters")
+    if left or not factors:
+        wrong = f"{min(left)} belongs to no projection of the model" if left else "there are no adapters"
+        raise ValueError(f"{path / ADAPTERS}: {wrong}")
     return factors
+
+
+def _peft_name(tensor: str, factor: str) -> str:
+    """Return PEFT's name of a factor, A or B, of the adapter of a weight."""
+    return f"base_model.model.{tensor.removesuffix('.weight')}.lora_{factor}.weight"

@@ -15,7 +15,7 @@ from ringformer.data.tokenizers.load import load_tokenizer
 from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.registry import check_decoder, hugging_face_of
+from ringformer.models.registry import as_decoder, hugging_face_of
 
 
 class Exported(NamedTuple):
@@ -52,9 +52,8 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     base, adapters = adapters_of(run_dir)
     checkpoint = latest_checkpoint(base)
     carried, imported = contained_files(run_dir, CARRIED), contained_files(run_dir, [HF_CONFIG])
-    config = model_of(run_dir)
-    check_decoder(config, run_dir)
-    if not isinstance(config, DecoderConfig) or hugging_face_of(type(config)) is None:
+    config = as_decoder(model_of(run_dir), run_dir)
+    if hugging_face_of(type(config)) is None:
         raise ValueError(
             f"{run_dir} holds a {type(config).__name__}: only the families of ringformer can be exported, and those "
             "derived from them that change nothing"

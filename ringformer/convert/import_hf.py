@@ -52,12 +52,13 @@ def from_hf(
     config, tensors = from_hf_config(hf), TensorFolder(path, wrapped="text_config" in hf)
     check_tensors(tensors, config)
     factors = {} if adapters is None else from_peft(Path(adapters), config)
+    made_of = {"origin": origin} | ({"adapters": str(adapters)} if factors else {})
 
     streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target, factors)) for w in weights(config)}
     with output_folder(Path(out), carried) as building:
         save_streams(building / CHECKPOINTS / "0" / "default", streams)
         (building / CONFIG).write_text(
-            json.dumps({"model": dataclasses.asdict(config), "origin": origin} | registered_by(config), indent=1) + "\n"
+            json.dumps({"model": dataclasses.asdict(config)} | made_of | registered_by(config), indent=1) + "\n"
         )
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
         write_manifest(building, names=[CONFIG, HF_CONFIG, *(file.name for file in carried)])

@@ -30,14 +30,15 @@ class TensorFolder:
     """Tensors of a checkpoint in one safetensors file or, with an index, in several. Files are mapped only while read.
 
     Args:
+      file: name of the file if there is one.
       wrapped: the checkpoint is that of a vision model; only the tensors of its text model are used, under the names
         that they have in the text model alone.
 
     Raises ValueError for a file that is malformed or outside the folder, FileNotFoundError for one that is missing.
     """
 
-    def __init__(self, folder: Path, wrapped: bool = False):
-        index, single = (contained(folder, name) for name in (INDEX, "model.safetensors"))
+    def __init__(self, folder: Path, file: str = "model.safetensors", wrapped: bool = False):
+        index, single = (contained(folder, name) for name in (INDEX, file))
         if index.is_file():
             places = read_object(folder, INDEX).get("weight_map")
             if not places or type(places) is not dict:
@@ -57,14 +58,14 @@ class TensorFolder:
         self.dtypes: dict[str, str] = {}
         for path in files:
             try:
-                with safe_open(path, framework="numpy") as file:
-                    for key in file.keys():  # noqa: SIM118, not a dict
+                with safe_open(path, framework="numpy") as opened:
+                    for key in opened.keys():  # noqa: SIM118, not a dict
                         name = _text_name(key) if wrapped else key
                         if name is None:
                             continue
                         if other := self._place.get(name):
                             raise ValueError(f"{key} is in {other[0].name} and in {path.name}: remove the wrong one")
-                        tensor = file.get_slice(key)
+                        tensor = opened.get_slice(key)
                         self._place[name], self.shapes[name] = (path, key), tuple(tensor.get_shape())
                         self.dtypes[name] = tensor.get_dtype()
             except SafetensorError as error:
@@ -72,6 +73,11 @@ class TensorFolder:
                     f"{path} is not a complete safetensors file ({error}): download it again; if it is a Git LFS "
                     "pointer of a few lines, run git lfs pull"
                 ) from None
+
+    def read(self, name: str) -> np.ndarray:
+        """Read a tensor whole."""
+        (tensor,) = self.blocks(name, [slice(None)])
+        return tensor
 
     def blocks(self, name: str, rows: Iterable[slice]) -> Iterator[np.ndarray]:
         """Yield slices of rows of a tensor without loading the rest."""

@@ -18,7 +18,7 @@ MANY = "What are the special magic numbers of {cities}?"
 ANSWER = "\nAnswer:"
 MAX_NEW_TOKENS_A_NEEDLE = 32
 
-ATTENTION = """\
+BUILT_IN = """\
 The road to the mill follows the river for a mile and then turns away from it. Most of the people who walk there in
 the morning carry bread to the houses on the other side. In spring the meadows are under water, and the miller takes
 his boat instead. Nobody has counted the trees along the bank. They are willows for the most part, planted by
@@ -49,7 +49,7 @@ class Haystack(NamedTuple):
         """Load a UTF-8 text, or the built-in one. Raises ValueError if the text is not UTF-8, or has no full stop after
         which a needle could be placed."""
         try:
-            text = ATTENTION if path is None else Path(path).read_text(encoding="utf-8")
+            text = BUILT_IN if path is None else Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"--haystack={path} is not UTF-8: name a text file") from None
         if not full_stops(text):

@@ -18,7 +18,7 @@ from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session, check_room, check_tokens, padded
 from ringformer.inference.weight_shares import reshard, weight_shares
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.registry import check_decoder
+from ringformer.models.registry import as_decoder
 from ringformer.ops import layouts
 from ringformer.parallel.mesh import make_mesh, mesh_shape
 from ringformer.parallel.parameters import abstract_model, weight_shardings
@@ -79,9 +79,7 @@ class Generator:
           ValueError, FileNotFoundError: if `run` holds no decoder, or the mesh does not fit the model.
         """
         check_sizes(max_length, prefill_chunk)
-        config = model_of(run)
-        check_decoder(config, run)
-        assert isinstance(config, DecoderConfig)
+        config = as_decoder(model_of(run), run)
         config = replace(config, kernel=kernel, kernel_check=kernel_check)  # type: ignore[arg-type]
         if compute_dtype is not None:
             config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # the config checks it

@@ -214,7 +214,10 @@ class Programs:
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
         slots, new = cache.positions[:, :cached], chunk.rank_positions
         reached = {window: min(window, cached * sp) for window in c.windows if window and cached}
-        last = {window: last_slots(slots, first_of_chunk(new, "sp"), tokens) for window, tokens in reached.items()}
+        last = {}
+        if reached:
+            first = first_of_chunk(new, "sp")
+            last = {window: last_slots(slots, first, tokens) for window, tokens in reached.items()}
         order = permutation(c.layout, new.shape[1] * sp, sp // c.ulysses).reshape(sp, -1)
 
         def attend(kind, layer, q, k, v):

@@ -108,9 +108,9 @@ def hugging_face_of(config: type) -> HuggingFace | None:
     return None
 
 
-def check_decoder(config: ModelConfig, folder: Any) -> None:
-    """Raise ValueError unless a `Decoder` computes the model from its configuration alone: inference and exports read
-    the configuration, and nothing else that a family may define."""
+def as_decoder(config: ModelConfig, folder: Any) -> DecoderConfig:
+    """Return the configuration of the model in a folder. Raises ValueError unless a `Decoder` computes the model from
+    it alone: inference and exports read nothing else that a family may define."""
     family = family_with(type(config))
     if not isinstance(config, DecoderConfig) or family.model is not Decoder or family.features:
         own = "batches with features" if family.model is Decoder else f"the class {family.model.__name__}"
@@ -118,6 +118,7 @@ def check_decoder(config: ModelConfig, folder: Any) -> None:
             f"{folder} holds a {type(config).__name__} with {own}: inference and exports take the Decoder of a "
             "configuration alone (docs/how-to/another-model.md)"
         )
+    return config
 
 
 def preset_config(preset: str, **changes: Any) -> Any:

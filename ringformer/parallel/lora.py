@@ -49,13 +49,15 @@ class LoraConfig:
         """Raise ValueError for a value that no run can have."""
         if self.rank < 0:
             raise ValueError(f"lora.rank={self.rank} must be at least 0")
+        if self.rank == 0:
+            raise ValueError("lora.rank=0 trains all weights, but other keys of lora are set: set lora.rank, or none")
         if self.alpha is not None and not 0 < self.alpha < float("inf"):
             raise ValueError(f"lora.alpha={self.alpha} must be positive")
         if self.base_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"unknown lora.base_dtype {self.base_dtype!r}; choose float32 or bfloat16")
         if unknown := [name for name in self.names if name not in PROJECTIONS]:
             raise ValueError(f"lora.targets has {', '.join(unknown)}; the projections are {', '.join(PROJECTIONS)}")
-        if self.rank and not self.names:
+        if not self.names:
             raise ValueError(f"lora.targets is empty; the projections are {', '.join(PROJECTIONS)}")
 
     @property

@@ -55,9 +55,10 @@ class Run(NamedTuple):
     def first_state(self) -> TrainState:
         """Return the state of step 0, with the parameters of init_from if the config sets init_from."""
         source, (model, mesh, optimizer, shardings, *_) = self.config.init_from, self.program
-        params = restore_params(source, shardings.params, mesh) if source and not self.program.lora else None
         if self.program.lora:
             params = self.program.lora.make_init(self.config.seed)()
+        else:
+            params = restore_params(source, shardings.params, mesh) if source else None
         return init_state(model, optimizer, shardings, mesh, self.config.seed, params)
 
     def frozen(self) -> list[dict]:

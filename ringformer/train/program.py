@@ -42,8 +42,7 @@ class Program(NamedTuple):
 
     @property
     def frozen(self) -> list[dict]:
-        """Shapes, dtypes and shardings of the frozen weights, the last argument of a train step; none without
-        adapters."""
+        """Shapes, dtypes and shardings of the frozen weights, an argument of a train step; none without adapters."""
         if self.lora is None:
             return []
         params, dtype = abstract_params(self.lora.frozen, self.mesh), jnp.dtype(self.lora.config.base_dtype)

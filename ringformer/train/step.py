@@ -45,11 +45,11 @@ def make_train_step(
     A step whose loss or gradient norm is not finite is skipped: on every device, parameters, moments and the
     optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes`, the step takes a third
     argument, a float32 scalar, and is also skipped if its norm is larger than that. With `lora`, the parameters of the
-    state are the adapters, and the frozen weights are one more, the last argument.
+    state are the adapters, and the frozen weights are an argument of their own, after the batch.
     """
 
     def step(state, batch, *others):
-        largest_norm, frozen = others[: len(others) - bool(lora)], others[len(others) - bool(lora) :]
+        frozen, largest_norm = others[: lora is not None], others[lora is not None :]
         gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate, rings=rings, lora=lora)
         loss, grads, norm, tokens, masked = gradients(state.params, batch, *frozen)
         with jax.named_scope("optimizer"):
@@ -67,7 +67,7 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state), metrics
 
     state_specs = specs(shardings)
-    in_specs = state_specs, BATCH, *([P()] if skip_spikes else []), *([specs(lora.frozen)] if lora else [])
+    in_specs = state_specs, BATCH, *([specs(lora.frozen)] if lora else []), *([P()] if skip_spikes else [])
     sharded = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(state_specs, P()))
     return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh, training=True))
 

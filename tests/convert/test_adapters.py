@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ringformer.cli import main
@@ -86,10 +86,11 @@ def test_adapters_of_peft_are_added(folder, tmp_path):
     [
         ({"use_dora": True}, "has use_dora=True: only False can be converted"),
         ({"r": 0}, "has r=0 and lora_alpha=6.0"),
-        ({"r": 3}, "is [4, 32], must be [3, 32]: adapters of another base?"),
+        ({"r": 3}, "is F32 [4, 32], must be [3, 32]: adapters of another base?"),
         ({"modules_to_save": ["lm_head"]}, "has modules_to_save=['lm_head']"),
+        ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa': only True can be converted"),
     ],
-    ids=["dora", "rank 0", "another rank", "modules_to_save"],
+    ids=["dora", "rank 0", "another rank", "modules_to_save", "pissa"],
 )
 def test_other_adapters_are_refused(folder, tmp_path, capsys, change, message):
     shutil.copytree(folder / "peft", tmp_path / "peft")
@@ -98,6 +99,37 @@ def test_other_adapters_are_refused(folder, tmp_path, capsys, change, message):
     command = ["convert", "from-hf", str(folder / "theirs"), str(tmp_path / "ours"), f"--adapters={tmp_path}/peft"]
     assert main(command) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "ours").exists()
+
+
+def test_a_file_that_is_cut_short_is_refused(folder, tmp_path, capsys):
+    shutil.copytree(folder / "peft", tmp_path / "peft")
+    file = tmp_path / "peft" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:300])
+    command = ["convert", "from-hf", str(folder / "theirs"), str(tmp_path / "ours"), f"--adapters={tmp_path}/peft"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "is not a complete safetensors file" in error and error.count("\n") == 1
+    assert not (tmp_path / "ours").exists()
+
+
+def test_adapters_in_bfloat16(folder, tmp_path):
+    """Read as they are: as the same values in float32."""
+    merged = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        peft, ours, again = (tmp_path / f"{name}-{dtype}" for name in ("peft", "ours", "again"))
+        shutil.copytree(folder / "peft", peft)
+        tensors = load_file(folder / "peft" / "adapter_model.safetensors")
+        save_file({name: x.bfloat16().to(dtype) for name, x in tensors.items()}, peft / "adapter_model.safetensors")
+        assert main(["convert", "from-hf", str(folder / "theirs"), str(ours), f"--adapters={peft}"]) == 0
+        assert main(["convert", "to-hf", str(ours), str(again)]) == 0
+        merged[dtype] = load_file(again / "model.safetensors")
+    assert all(torch.equal(x, merged[torch.float32][name]) for name, x in merged[torch.bfloat16].items())
+
+
+def test_the_base_of_adapters_is_named(folder):
+    """So that PEFT itself finds the weights that were converted."""
+    described = json.loads((folder / "peft" / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == str(folder / "theirs") and described["revision"] is None
 
 
 def test_adapters_of_another_base_are_refused(folder, tmp_path, capsys):

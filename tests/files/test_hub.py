@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from ringformer.cli import main
+from ringformer.data import load_tokenizer
 from ringformer.files.hub import on_hub
 from tests.convert.families import save_tiny
 from tests.files.hub_stub import COMMIT, served
@@ -76,6 +77,14 @@ def test_what_is_not_there_is_one_line(cached, tmp_path, monkeypatch, capsys, na
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("spec", ["models/tokenizer.model", "models/tokenizer.json"])
+def test_a_mistyped_file_is_not_asked_for(cached, monkeypatch, spec):
+    monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
+    with pytest.raises((OSError, ValueError), match=spec) as error:
+        load_tokenizer(spec)
+    assert CLOSED not in str(error.value)
 
 
 def test_a_folder_is_not_on_the_hub(tmp_path, monkeypatch):

@@ -146,6 +146,7 @@ def test_fresh_adapters_change_nothing():
     ("changes", "message"),
     [
         ({"rank": -1}, r"lora\.rank=-1 must be at least 0"),
+        ({"rank": 0, "alpha": 8.0}, r"lora\.rank=0 trains all weights, but other keys of lora are set"),
         ({"alpha": 0.0}, r"lora\.alpha=0\.0 must be positive"),
         ({"targets": "q_proj,qkv"}, r"lora\.targets has qkv; the projections are q_proj, k_proj, .*down_proj"),
         ({"targets": " , "}, r"lora\.targets is empty"),

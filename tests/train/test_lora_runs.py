@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ringformer.checkpoints.saved_model import restore_params
+from ringformer.parallel.lora import NO_ADAPTERS
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import weight_shardings
 from ringformer.runs.config import base_config
@@ -92,7 +93,7 @@ def test_a_run_resumes(folder):
     ("lora", "message"),
     [
         ({"rank": 2}, r"lora\.rank 4 -> 2"),
-        ({"rank": 0}, r"lora\.rank 4 -> 0"),
+        ({"rank": 0, "targets": NO_ADAPTERS.targets}, r"lora\.rank 4 -> 0"),
         ({"targets": "q_proj"}, r"lora\.targets"),
         ({"alpha": 4.0}, r"lora\.alpha"),
     ],

@@ -21,7 +21,9 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """
     if spec == "bytes":
         return ByteTokenizer()
-    path = local(spec, TOKENIZER_FILES)
+    path = Path(spec)
+    if path.suffix not in (".model", ".json"):
+        path = local(spec, TOKENIZER_FILES)
     if path.is_dir():
         present = contained_files(path, ("tokenizer.json", "tokenizer.model"))
         if not present:
