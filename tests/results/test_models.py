@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.models import BEGIN, GPU, PRESETS, TPU, counted, longest, table
+from benchmarks import experts
+from benchmarks.models import BEGIN, COMPILE_BEGIN, GPU, PRESETS, TPU, compile_table, counted, longest, table
 from ringformer.models.registry import FAMILIES, family_of
 
 ROOT = Path(__file__).parents[2]
-ENTRIES = json.loads((ROOT / "results" / "models.json").read_text())["presets"]
+SAVED = json.loads((ROOT / "results" / "models.json").read_text())
+ENTRIES = SAVED["presets"]
 
 
 def test_the_page_has_the_table():
@@ -18,6 +20,13 @@ def test_the_page_has_the_table():
     assert families == {family.config for family in FAMILIES.values() if family.hugging_face} and list(ENTRIES) == list(
         PRESETS
     )
+
+
+def test_the_pages_have_the_tables_of_compile_times_and_experts():
+    page = (ROOT / "docs" / "models.md").read_text().partition(COMPILE_BEGIN)[2]
+    assert compile_table(SAVED["compile_times"]["ratios"]) in page
+    page = (ROOT / "docs" / "decisions.md").read_text().partition(experts.BEGIN)[2]
+    assert experts.table(json.loads((ROOT / "results" / "experts.json").read_text())) in page
 
 
 @pytest.mark.parametrize("name", ["qwen3_8b", "gemma3_12b"])
