@@ -95,6 +95,10 @@ class OptimizerConfig:
         return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
 
 
+PARTS: dict[str, type] = {"data": DataConfig, "optimizer": OptimizerConfig, "lora": LoraConfig}
+"""Parts of a config besides its model, whose class the family decides."""
+
+
 @dataclass(frozen=True)
 class Config:
     """One training run. Lengths are in tokens and refer to the whole sequence, not to a device's part."""
@@ -215,7 +219,7 @@ def base_config(model: str) -> ConfigDict:
     Fields of the model that are inherited (for LLaMA: rope_theta, rope_scaling, norm_eps) are unset, None.
     """
     config = ConfigDict(_defaults(Config, preset=model))
-    for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig), ("lora", LoraConfig)):
+    for part, cls in PARTS.items():
         config[part] = ConfigDict(_defaults(cls))
     family = family_of(model)
     unset: dict[str, Any] = {}

@@ -34,8 +34,7 @@ from ringformer.data.stores.integrity import read_meta
 from ringformer.files.run_layout import CONFIG, METRICS
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of, family_with
-from ringformer.parallel.lora import LoraConfig
-from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import PARTS, Config, DataConfig
 
 CONFIG_MODULE = "ringformer_config_file"
 """Name under which a config file is imported."""
@@ -147,7 +146,7 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
             # The config sets some fields, or none: replace these fields in the inherited scaling.
             given[field] = dataclasses.replace(inherited, **given.get(field, {}))
         given.setdefault(field, inherited)
-    parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig, "lora": LoraConfig}
+    parts = {"model": family.config, **PARTS}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 
 

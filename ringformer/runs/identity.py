@@ -21,9 +21,8 @@ from ringformer.data.stores.options import StoreOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import FAMILIES
-from ringformer.parallel.lora import LoraConfig
 from ringformer.processes.agreement import from_all
-from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import PARTS, Config
 
 Identity = dict[str, Any]
 
@@ -81,12 +80,11 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
     """
     identity: Identity = {"data.tokenizer": tokenizer, "init_from": origin(config.init_from)}
     identity["lora.rank"] = config.lora.rank
-    parts: list[tuple[str, Any]] = [("", config), ("data.", config.data), ("optimizer.", config.optimizer)]
-    parts += [("lora.", config.lora)] if config.lora.rank else []
-    for part, values in parts:
+    parts = [name for name in PARTS if name != "lora" or config.lora.rank]
+    for part, values in (("", config), *((f"{name}.", getattr(config, name)) for name in parts)):
         for field in dataclasses.fields(values):
             key = part + field.name
-            if key not in RESOLVED | IN_STORE | HARMLESS | {"model", "data", "optimizer", "lora"}:
+            if key not in RESOLVED | IN_STORE | HARMLESS | {"model", *PARTS}:
                 identity[key] = getattr(values, field.name)
     optimizer, cosine = config.optimizer, config.optimizer.schedule == "cosine"
     identity |= {  # with a constant rate, a run with more steps is the same run, only longer
@@ -120,7 +118,7 @@ def stores_identity(store: str, mixture: str, held_out: bool) -> Identity:
 def defaults() -> Identity:
     """Return the defaults of the keys that a run of an older version did not record."""
     parts: list[tuple[str, type]] = [("model.", family.config) for family in FAMILIES.values()]
-    parts += [("", Config), ("data.", DataConfig), ("optimizer.", OptimizerConfig), ("lora.", LoraConfig)]
+    parts += [("", Config), *((f"{name}.", cls) for name, cls in PARTS.items())]
     return {
         part + field.name: field.default
         for part, cls in parts

@@ -20,8 +20,7 @@ from ringformer.checkpoints.saved_model import latest_step, model_of
 from ringformer.files.atomic import append_line, write_object
 from ringformer.files.run_layout import CHANGES, CHECKPOINTS, CONFIG, IDENTITY, METRICS
 from ringformer.files.untrusted import read_object
-from ringformer.parallel.lora import LoraConfig
-from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import PARTS, Config
 from ringformer.runs.identity import Identity, contents, defaults, identity_hash, run_identity
 from ringformer.runs.metrics import read_metrics
 
@@ -100,11 +99,7 @@ def recorded(run_dir: str | Path, tokenizer: str = "") -> Identity:
             "restore one of them, or choose another run_dir"
         )
     saved = read_object(run_dir, CONFIG)
-    parts = {
-        "data": DataConfig(**_known(DataConfig, saved["data"])),
-        "optimizer": OptimizerConfig(**_known(OptimizerConfig, saved["optimizer"])),
-        "lora": LoraConfig(**_known(LoraConfig, saved.get("lora", {}))),
-    }
+    parts = {name: cls(**_known(cls, saved.get(name, {}))) for name, cls in PARTS.items()}
     return run_identity(Config(**_known(Config, saved) | parts | {"model": model_of(run_dir)}), tokenizer)
 
 
@@ -171,14 +166,8 @@ def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_keys(config: Config, allow: Collection[str]) -> None:
     """Raise ValueError for a key in `allow` that no config has."""
-    parts = {
-        "": config,
-        "data.": config.data,
-        "optimizer.": config.optimizer,
-        "lora.": config.lora,
-        "model.": config.model,
-    }
-    keys = [part + field.name for part, values in parts.items() for field in dataclasses.fields(values)]  # type: ignore[arg-type]
+    parts = {"": config} | {f"{name}.": getattr(config, name) for name in (*PARTS, "model")}
+    keys = [part + field.name for part, values in parts.items() for field in dataclasses.fields(values)]
     for key in allow:
         if key not in keys and not re.fullmatch(r"stage-[1-9]\d*", key):
             near = difflib.get_close_matches(key, keys, 1)

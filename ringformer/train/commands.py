@@ -111,18 +111,15 @@ def _config_keys() -> str:
     from ringformer.cli.dataclass_flags import describe_fields
     from ringformer.models.decoder_config import DecoderConfig
     from ringformer.ops.tokenwise.rope import RopeScaling
-    from ringformer.parallel.lora import LoraConfig
-    from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+    from ringformer.runs.config import PARTS, Config
 
     parts = {
         "": Config,
-        "optimizer.": OptimizerConfig,
-        "data.": DataConfig,
-        "lora.": LoraConfig,
+        **{f"{name}.": cls for name, cls in PARTS.items()},
         "model.": DecoderConfig,
         "model.rope_scaling.": RopeScaling,
     }
-    nested = ("model", "data", "optimizer", "lora", "rope_scaling")
+    nested = ("model", *PARTS, "rope_scaling")
     keys = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
     return "\n".join(
         [EXIT_CODES, "", "config keys, with the defaults that apply where neither config nor preset sets them:", *keys]
