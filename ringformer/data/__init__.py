@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ringformer.data.packing.sequences import Batch as Batch
     from ringformer.data.packing.stream import DocumentStream as DocumentStream
     from ringformer.data.packing.whole_documents import WholeDocuments as WholeDocuments
-    from ringformer.data.sources import Document as Document
-    from ringformer.data.sources import Documents as Documents
-    from ringformer.data.sources import read_documents as read_documents
+    from ringformer.data.sources.documents import Document as Document
+    from ringformer.data.sources.documents import Documents as Documents
+    from ringformer.data.sources.documents import read_documents as read_documents
     from ringformer.data.stores.prepare import build_stores as build_stores
     from ringformer.data.stores.prepare import open_or_build as open_or_build
     from ringformer.data.stores.token_store import TokenStore as TokenStore
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "Batch": "packing.sequences",
     "ByteTokenizer": "tokenizers.byte_level",
-    "Document": "sources",
+    "Document": "sources.documents",
     "DocumentLengths": "packing.document_lengths",
     "DocumentStream": "packing.stream",
-    "Documents": "sources",
+    "Documents": "sources.documents",
     "Loader": "loader",
     "Mixture": "packing.mixture",
     "Segment": "tokenizers.base",
@@ -52,7 +52,7 @@ _HOMES = {
     "open_mixture": "packing.mixture",
     "open_or_build": "stores.prepare",
     "parse_mixture": "packing.mixture",
-    "read_documents": "sources",
+    "read_documents": "sources.documents",
     "save_tokenizer": "tokenizers.load",
     "too_often": "packing.document_lengths",
     "too_short": "packing.document_lengths",

@@ -101,7 +101,7 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespa
 
 
 def _tokenizer(args: argparse.Namespace) -> None:
-    from ringformer.data.sources import read_documents
+    from ringformer.data.sources.documents import read_documents
     from ringformer.data.tokenizers.sentencepiece import train_sentencepiece
 
     documents = read_documents(args.source, field=args.field, split=args.split, skip_empty=args.skip_empty)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ringformer.data.packing.buckets import LengthBuckets
 from ringformer.data.packing.document_lengths import DocumentLengths, document_lengths
-from ringformer.data.packing.mixture import Mixture
+from ringformer.data.packing.mixture import Mixture, sequences_for_tokens
 from ringformer.data.packing.options import PackingOptions
 from ringformer.data.packing.ring_work import Chunk, WorkByRings, in_rings, mean, overall
 from ringformer.data.packing.sequences import Batch, StoreSequences
@@ -69,7 +69,7 @@ class Loader:
 
         parts: Parts = [(store, 1)] if isinstance(store, TokenStore) else store
         self.batch_size, self.seq_len = batch_size, seq_len
-        self.stores, shares = zip(*parts, strict=True)
+        self.stores, shares = [part for part, _ in parts], [share for _, share in parts]
         self.sequences: Mixture | LengthBuckets
         if packing.buckets:
             if len(parts) > 1:
@@ -77,12 +77,16 @@ class Loader:
             self.sequences = LengthBuckets(parts[0][0], seq_len, seed, packing, batch_size=batch_size)
         else:
             packed: list[StoreSequences] = []
-            for part, share in parts:
+            for part, _ in parts:
                 if packing.packing == "stream":
                     packed.append(DocumentStream(part, seq_len, seed, packing))
                 else:
-                    rows = max(round(batch_size * share / sum(shares)), 1)
-                    packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=rows))
+                    packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=batch_size))
+            if packing.mixture_by == "tokens":
+                shares = sequences_for_tokens(shares, packed)
+            for sequences, share in zip(packed, shares, strict=True):
+                if isinstance(sequences, WholeDocuments):
+                    sequences.batch_size = max(round(batch_size * share / sum(shares)), 1)
             self.sequences = Mixture(packed, shares, seed)
         self._packing, self._has_segments, self._features = packing, packing.has_segments, features
         self._ring_size, self._layout = ring_size, layout

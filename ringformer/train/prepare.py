@@ -1,7 +1,7 @@
 """Preparation of a run: its checked configuration, programs and data."""
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -103,7 +103,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
             f"data.buckets={data.buckets} cuts the ring of sp={mesh.shape['sp']} into smaller ones, which "
             f"{type(config.model).__name__} does not know: set data.buckets=0, or sp=1"
         )
-    packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length, data.buckets)
+    packing = PackingOptions(**{field.name: getattr(data, field.name) for field in fields(PackingOptions)})
     model, kernel = with_kernel(
         config.model, device.platform, chip, rank_tokens, packing.has_segments, ranks, mesh.shape["tp"]
     )

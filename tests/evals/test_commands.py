@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ringformer.cli import main
-from ringformer.data.sources import Document
+from ringformer.data.sources.documents import Document
 from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.prepare import build_stores, open_or_build
 from ringformer.data.stores.token_store import TokenStore

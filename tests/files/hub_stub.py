@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,8 @@ class _Hub(BaseHTTPRequestHandler):
         parts = self.path.partition("?")[0].strip("/").split("/")
         if parts[0] == "api" and len(parts) > 3:
             return self.describe(*parts[2:])
+        if len(parts) < 4:
+            return self.answer(404)
         organisation, name, _, _, *file = parts[parts[0] == "datasets" :]
         path = self.root / organisation / name / "/".join(file)
         if not path.is_file():
@@ -52,11 +55,17 @@ class _Hub(BaseHTTPRequestHandler):
         return self.answer(200, body, Content_Type="application/json")
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_):
+        if not isinstance(sys.exception(), ConnectionError):  # a client that has its answer may go
+            raise
+
+
 @contextmanager
 def served(root: Path):
     """Serve the repositories ROOT/ORGANISATION/NAME; yields the endpoint."""
     handler = type("Hub", (_Hub,), {"root": root})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

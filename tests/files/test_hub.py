@@ -51,7 +51,8 @@ def test_a_model_and_a_dataset(cached, tmp_path, monkeypatch):
         store = tmp_path / source.partition(":")[0]
         words = [f"--source={source}", f"--store={store}", "--tokenizer=bytes", "--held_out=0"]
         assert main(["data", "prepare", *words]) == 0
-        assert json.loads((store / "train" / "store.json").read_text())["documents"] == 30
+        made = json.loads((store / "train" / "store.json").read_text())
+        assert (made["documents"], made["settings"]["snapshot"]) == (30, f"hf://local/test@{COMMIT}")
 
 
 @pytest.mark.parametrize(

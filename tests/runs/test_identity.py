@@ -20,6 +20,7 @@ DEFINES = {
     "data.min_length",
     "data.max_length",
     "data.buckets",
+    "data.mixture_by",
     "optimizer.learning_rate",
     "optimizer.schedule",
     "optimizer.b1",

@@ -19,7 +19,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.optional_packages import needed_for
@@ -66,24 +66,23 @@ class Cleaning:
 
     def _turns(self, messages: Iterable[Message]) -> list[Message]:
         messages = list(messages)
-        system = messages[:1] if messages and messages[0].role == "system" else []
-        turns = messages[len(system) :]
+        before, turns = split_turns(messages)
         first = next((i for i, message in enumerate(turns) if message.role == "user"), len(turns))
         self.counts["turns dropped: before the first question"] += first
         kept: list[Message] = []
         for i, message in enumerate(turns[first:], first):
-            if message.role == ("assistant" if len(kept) % 2 else "user"):
+            if follows(kept, message):
                 kept.append(message)
-            elif "merge" in self._rules and message.role == kept[-1].role:
+            elif "merge" in self._rules and message._replace(content="") == kept[-1]._replace(content=""):
                 kept[-1] = message._replace(content=f"{kept[-1].content}\n\n{message.content}")
                 self.counts["turns merged"] += 1
             else:
                 self.counts["turns dropped: after two of one speaker, or a system message within"] += len(turns) - i
                 break
-        if len(kept) % 2:
+        while kept and kept[-1].role != "assistant":
             self.counts["turns dropped: a question without an answer"] += 1
             kept.pop()
-        return [*system, *kept] if kept else []
+        return [*before, *kept] if kept else []
 
     def _markdown(self, message: Message) -> Message:
         if "html" not in self._rules or message.role != "assistant" or not _HTML.match(message.content):
@@ -98,7 +97,7 @@ class Cleaning:
         if not messages:
             return "no question with an answer"
         text = "\n".join(message.content for message in messages)
-        answers = [message.content for message in messages if message.role == "assistant"]
+        answers = [message.content + message.extra for message in messages if message.role == "assistant"]
         if "unprintable" in self._rules and _unprintable(text) > 0.01:
             return "unprintable"
         if "latin" in self._rules and _latin(text) < 0.9:
@@ -115,6 +114,24 @@ class Cleaning:
         return None
 
 
+def split_turns(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+    """Split messages into those before the first turn, the tools and a system message, and the turns."""
+    first = int(bool(messages) and messages[0].role == "tools")
+    first += int(len(messages) > first and messages[first].role == "system")
+    return messages[:first], messages[first:]
+
+
+def follows(turns: Sequence[Message], message: Message) -> bool:
+    """Return True if a message may come after these turns: questions and answers alternate, and results of tools come
+    between a call and the next answer."""
+    last = turns[-1] if turns else None
+    if message.role == "tool":
+        return last is not None and (last.role == "tool" or bool(last.role == "assistant" and last.extra))
+    if message.role == "assistant":
+        return last is not None and last.role in ("user", "tool")
+    return message.role == "user" and (last is None or last.role == "assistant")
+
+
 def parse_rules(text: str) -> frozenset[str]:
     """Parse rules such as "html,duplicate". Raises ValueError for an unknown one."""
     rules = frozenset(rule.strip() for rule in text.split(",") if rule.strip())
@@ -126,7 +143,7 @@ def parse_rules(text: str) -> frozenset[str]:
 
 def content_digest(messages: Iterable[Message]) -> bytes:
     """Hash the messages to 16 bytes, independent of the file they came from."""
-    texts = [(role, content.encode()) for role, content in messages]
+    texts = [(message.role, f"{message.content}{message.extra}".encode()) for message in messages]
     frame = " ".join(f"{role} {len(text)}" for role, text in texts)
     return hashlib.blake2b(b"".join([frame.encode(), *(text for _, text in texts)]), digest_size=16).digest()
 

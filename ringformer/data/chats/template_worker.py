@@ -6,7 +6,7 @@ kills this process if the template exceeds them. Each line of stdin and stdout i
     in   {"path": sys.path, "template": arguments of `ChatTemplate`,
           "seconds": CPU time to compile, and for a conversation, "memory": bytes in addition to those at the start}
     out  "" once the template is compiled, or the error
-    in   [[[role, content], ...], ...]   conversations
+    in   [[[role, content, extra, ...], ...], ...]   conversations (`conversations.Message`)
     out  a line per conversation: [[text, is trained on, is a control token], ...], or {"error": ...}
 
 `{% generation %}` blocks in a template mark its answers. Without them, the conversation is rendered up to a question,
@@ -110,13 +110,15 @@ class ChatTemplate:
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")").split if names else lambda text: [text]
         self._output = output
 
-    def segments(self, messages: list[tuple[str, str]]) -> list[tuple[str, bool, bool]]:
+    def segments(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
         """Render a conversation as (text, is trained on, is a control token)."""
-        messages = [(role, self._broken(content)) for role, content in messages]
+        turns = [{"role": role, "content": text} | json.loads(extra or "{}") for role, text, extra, *_ in conversation]
+        tools = json.loads(turns.pop(0)["content"]) if turns and turns[0]["role"] == "tools" else None
+        messages, self._tools = self._broken(turns), self._broken(tools)
         text = self._run(messages)
         if not text.isascii():
             text.encode()
-        answers = sum(role == "assistant" for role, _ in messages)
+        answers = sum(message["role"] == "assistant" for message in messages)
         if START in text:
             if text.count(START) != answers:
                 raise Refused(
@@ -133,37 +135,43 @@ class ChatTemplate:
             if part
         ]
 
-    def _run(self, messages: list[tuple[str, str]], add_generation_prompt: bool = False) -> str:
-        turns = [{"role": role, "content": content} for role, content in messages]
+    def _run(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
+        values = {"messages": messages, "tools": self._tools, "add_generation_prompt": add_generation_prompt}
         try:
-            text = self._template.render(messages=turns, add_generation_prompt=add_generation_prompt, **self._values)
+            text = self._template.render(**values, **self._values)
         except MemoryError:
             raise
         except Exception as error:  # a template is a program and may raise anything
             raise Refused(f"refuses this: {describe(error)}") from None
-        if len(text) > self._output + sum(len(content) for _, content in messages):
+        if len(text) > self._output + sum(map(size_of, (*messages, self._tools))):
             os._exit(TOO_MUCH_OUTPUT)
         return text
 
-    def _broken(self, content: str) -> str:
-        """Insert a BREAK in every name of a special token."""
-        for name in self._controls:
-            content = content.replace(name, name[0] + BREAK + name[1:])
-        return content
+    def _broken(self, value):
+        """Insert a BREAK in every name of a special token, in a text or in the texts of a JSON value."""
+        if isinstance(value, dict):
+            return {self._broken(key): self._broken(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._broken(item) for item in value]
+        if isinstance(value, str):
+            for name in self._controls:
+                value = value.replace(name, name[0] + BREAK + name[1:])
+        return value
 
-    def _by_prefixes(self, text: str, messages: list[tuple[str, str]]) -> list[tuple[str, bool]]:
+    def _by_prefixes(self, text: str, messages: list[dict]) -> list[tuple[str, bool]]:
         """Split a conversation into (text, trained); an answer is the text that the template adds after a question."""
         pieces, place = [], 0
-        for i, (role, answer) in enumerate(messages):
-            if role != "assistant":
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
                 continue
+            answer = message["content"]
             before, after = self._run(messages[:i], add_generation_prompt=True), self._run(messages[: i + 1])
             start, added = len(before), after[len(before) :]
             if not added.startswith(answer):  # templates may put spaces before an answer, and strip it
                 answer, start = answer.strip(), len(after) - len(added.lstrip())
             rest = after[start + len(answer) :].lstrip()
             added_at_end = after.startswith(before) and after.startswith(answer, start)
-            ends = not rest or rest.startswith(tuple(self._controls))
+            ends = "tool_calls" in message or not rest or rest.startswith(tuple(self._controls))
             if not (added_at_end and ends and text.startswith(after)):
                 raise Refused(
                     f"rewrites earlier text or answer {i}, so that answers cannot be found in it: mark them in it with "
@@ -172,6 +180,15 @@ class ChatTemplate:
             pieces += [(text[place:start], False), (text[start : len(after)], True)]
             place = len(after)
         return [*pieces, (text[place:], False)]
+
+
+def size_of(value) -> int:
+    """Return the characters of a JSON value's texts."""
+    if isinstance(value, dict):
+        return sum(size_of(item) for key, item in value.items() if key != "role")
+    if isinstance(value, list):
+        return sum(map(size_of, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def describe(error: Exception) -> str:

@@ -66,7 +66,15 @@ def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | 
         raise ValueError(f"unknown chat template {name!r}; known: {', '.join(get_args(TemplateName))}")
     render = TEMPLATES[name]
     render(tokenizer, ())  # raises ValueError for a missing token
-    return Template(lambda conversations: [render(tokenizer, messages) for messages in conversations])
+
+    def render_all(conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
+        calls = ValueError(f"it calls tools, which the template {name} has no words for: use the template tokenizer")
+        return [
+            calls if any(m.extra or m.role in ("tool", "tools") for m in messages) else render(tokenizer, messages)
+            for messages in conversations
+        ]
+
+    return Template(render_all)
 
 
 def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
@@ -86,7 +94,7 @@ def template_name(template: str) -> str:
 def _vicuna(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[Segment]:
     system, turns = _split_system(messages)
     segments = [*_begin(tokenizer), Segment(f"{VICUNA_SYSTEM if system is None else system} ")]
-    for role, content in turns:
+    for role, content, *_ in turns:
         if role == "user":
             segments.append(Segment(f"USER: {content} ASSISTANT: "))
         else:
@@ -98,7 +106,7 @@ def _llama2(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[Segment]:
     system, turns = _split_system(messages)
     before = "" if system is None else f"<<SYS>>\n{system}\n<</SYS>>\n\n"
     segments: list[Segment] = []
-    for role, content in turns:
+    for role, content, *_ in turns:
         if role == "user":
             segments += [*_begin(tokenizer), Segment(f"[INST] {before}{content} [/INST] ")]
             before = ""
@@ -117,7 +125,7 @@ def _llama3(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[Segment]:
         )
     begin, start_header, end_header, end = (Segment(name, control=tokenizer.controls[name]) for name in names)
     segments = [begin]
-    for role, content in messages:
+    for role, content, *_ in messages:
         answer = role == "assistant"
         segments += [start_header, Segment(role), end_header, Segment("\n\n")]
         segments += [Segment(content, trained=answer), end._replace(trained=answer)]

@@ -82,7 +82,7 @@ class JinjaTemplate:
         """Return the results of the first conversations, at least one; the last result may be an error that says that
         the process has ended."""
         results: list[list[Segment] | ValueError] = []
-        sizes = [sum(len(content) for _, content in messages) for messages in conversations]
+        sizes = [sum(len(m.content) + len(m.extra) for m in messages) for messages in conversations]
         with self._lock:
             worker = self._worker
             if worker is None or not worker.own:

@@ -78,6 +78,15 @@ def open_mixture(
     return opened["train"], opened.get("eval")
 
 
+def sequences_for_tokens(shares: Sequence[int], parts: Sequence[StoreSequences]) -> list[int]:
+    """Return shares of sequences with which the tokens of text of the parts have the given shares, to 1/10,000."""
+    wanted = [Fraction(share) / Fraction(part.tokens_per_sequence) for share, part in zip(shares, parts, strict=True)]
+    counts = [max(round(LONGEST_PERIOD * each / sum(wanted)), 1) for each in wanted]
+    if len(set(part.tokens_per_sequence for part in parts)) == 1:
+        counts = list(shares)
+    return [count // math.gcd(*counts) for count in counts]
+
+
 def schedule(shares: Sequence[int]) -> np.ndarray:
     """Assign each sequence of a period to a part, int64 [sum(shares)]."""
     k, total = len(shares), sum(shares)

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, get_args
 
 Packing = Literal["stream", "whole"]
 PackedAttention = Literal["document", "sequence"]
+MixtureBy = Literal["sequences", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class PackingOptions:
     """Fewest tokens of a document to use, including the end token."""
     max_length: int = 0
     """Most tokens of a document to use, including the end token; 0: no limit."""
-
+    mixture_by: MixtureBy = "sequences"
+    """Unit of the weights of a mixture: sequences, or tokens of text, of which sequences of whole documents have
+    different numbers."""
     buckets: int = 0
     """Times that the sequence is halved for short documents, with packing=whole and packed_attention=document: a batch
     then has documents of at most 1/2^k of the sequence, for a k from 0 to buckets, and rings 2^k times smaller. One
@@ -36,7 +39,8 @@ class PackingOptions:
 
     def __post_init__(self):
         key = self.key_prefix
-        for field, values in (("packing", get_args(Packing)), ("packed_attention", get_args(PackedAttention))):
+        choices = {"packing": Packing, "packed_attention": PackedAttention, "mixture_by": MixtureBy}
+        for field, values in ((field, get_args(choice)) for field, choice in choices.items()):
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
         if type(self.buckets) is not int:

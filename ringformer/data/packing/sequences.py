@@ -96,6 +96,11 @@ class StoreSequences(ABC):
         return self.store.meta["utf8_bytes"] / self.store.meta["trained_tokens"]
 
     @property
+    def tokens_per_sequence(self) -> float:
+        """Mean tokens of text, not padding, in a sequence of the first epoch."""
+        return float(np.diff(self.store.offsets)[self.documents].sum() / self.per_epoch)
+
+    @property
     @abstractmethod
     def fullest(self) -> int:
         """Tokens of text, not padding, in the fullest sequence of the first epoch."""

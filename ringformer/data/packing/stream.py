@@ -30,6 +30,10 @@ class DocumentStream(StoreSequences):
         self._epoch = lru_cache(maxsize=2)(self._shuffle)  # two: a batch may straddle epochs
 
     @property
+    def tokens_per_sequence(self) -> float:
+        return float(self.seq_len)
+
+    @property
     def fullest(self) -> int:
         return self.seq_len
 

@@ -24,7 +24,8 @@ from ringformer.data.stores.token_store import TokenStore
 class WholeDocuments(StoreSequences):
     """Sequences of whole documents; given `batch_size`, a sequence is a function of (seed, index).
 
-    Sequences [k*batch_size, (k+1)*batch_size) are one batch, of nearly equal attention work.
+    Sequences [k*batch_size, (k+1)*batch_size) are one batch, of nearly equal attention work. `batch_size` may
+    be set until a sequence is read.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class WholeDocuments(StoreSequences):
         # The begin of each piece in the store, and the end of its document.
         self._begins, self._ends = np.repeat(begins, pieces) + number * seq_len, np.repeat(ends, pieces)
         self._lengths = np.minimum(self._ends - self._begins, seq_len)
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._packed = lru_cache(maxsize=2)(self._pack)
         self._epoch = lru_cache(maxsize=2)(self._order)  # two: a batch may straddle epochs
         self._first = [0]  # the first sequence of each epoch so far, and of the next
@@ -111,10 +112,10 @@ class WholeDocuments(StoreSequences):
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return three arrays of an epoch: its pieces, bin by bin; the begin of each bin among the pieces, followed by
         the end of the last bin; and the order of the bins."""
-        phase = self._begin(epoch) % self._batch_size
+        phase = self._begin(epoch) % self.batch_size
         rng = self._random(epoch, stream=1)
         bins, order = order_by_batch(
-            self._lengths, self._packed(epoch), self.seq_len, self._batch_size, phase, rng, self.packed_attention
+            self._lengths, self._packed(epoch), self.seq_len, self.batch_size, phase, rng, self.packed_attention
         )
         shuffled = rng.permutation(len(bins))
         by_bin = shuffled[np.argsort(bins[shuffled], kind="stable")]

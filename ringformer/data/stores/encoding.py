@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringformer.data.chats.cleaning import Cleaning, content_digest
+from ringformer.data.chats.cleaning import Cleaning, content_digest, split_turns
 from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.chats.templates import Template
-from ringformer.data.sources import Document, Documents, Malformed, check_size
+from ringformer.data.sources.documents import Document, Documents, check_size
+from ringformer.data.sources.records import Malformed
+from ringformer.data.sources.retrieval_tasks import add_tasks
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 RENDER_CHARACTERS = 2**17
@@ -46,12 +48,28 @@ def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[lis
         yield group
 
 
-class DocumentEncoder:
-    """Encoder of documents, each followed by the end token; all tokens are trained on."""
+def copies(weight: float, digest: bytes) -> int:
+    """Return the number of copies of a document: its weight, rounded up or down by chance, which the digest decides."""
+    return int(weight) + (int.from_bytes(digest[8:16], "little") < weight % 1 * 2**64)
 
-    def __init__(self, documents: Iterable[Document], tokenizer: Tokenizer):
+
+class DocumentEncoder:
+    """Encoder of documents; all tokens are trained on.
+
+    Args:
+      documents: to be encoded.
+      separator: text that ends each document; without one, the tokenizer's end token does.
+      retrieval_tasks: questions to add to each document (`add_tasks`).
+    """
+
+    def __init__(
+        self, documents: Iterable[Document], tokenizer: Tokenizer, *, separator: str = "", retrieval_tasks: int = 0
+    ):
         self._documents = documents if isinstance(documents, Documents) else Documents(documents)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._tasks = tokenizer, retrieval_tasks
+        self._end = np.array(tokenizer.encode(separator) if separator else [tokenizer.eos_id], np.int32)
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[int, Document]]:
         """Yield the documents to encode, each with its length in characters."""
@@ -59,15 +77,24 @@ class DocumentEncoder:
 
     @property
     def left_out(self) -> Counter[str]:
-        return Counter({"empty documents skipped": self._documents.skipped})
+        return self._documents.left_out + self._counts
 
     def encode(self, group: Sequence[Document]) -> list[Encoded]:
-        texts = [_utf8(document) for document in group]
-        end = np.int32(self._tokenizer.eos_id)
-        return [
-            Encoded(np.append(ids, end), None, len(text), hashlib.blake2b(text, digest_size=16).digest())
-            for text, ids in zip(texts, self._ids(group), strict=True)
-        ]
+        counts: Counter[str] = Counter()
+        digests = [hashlib.blake2b(_utf8(document), digest_size=16).digest() for document in group]
+        if self._tasks:
+            asked = [add_tasks(d.text, self._tasks, digest) for d, digest in zip(group, digests, strict=True)]
+            group = [document._replace(text=text) for document, (text, _) in zip(group, asked, strict=True)]
+            counts = sum((added for _, added in asked), counts)
+        encoded = []
+        for document, ids, digest in zip(group, self._ids(group), digests, strict=True):
+            number = copies(document.weight, digest)
+            counts["copies added by weight"] += max(number - 1, 0)
+            counts["documents dropped: by weight"] += number == 0
+            encoded += [Encoded(np.append(ids, self._end), None, len(_utf8(document)), digest)] * number
+        with self._lock:  # groups are encoded in two threads
+            self._counts += counts
+        return encoded
 
     def _ids(self, group: Sequence[Document]) -> list[np.ndarray]:
         try:
@@ -116,7 +143,7 @@ class ChatEncoder:
     def _sized(self) -> Iterator[tuple[int, Conversation]]:
         """Yield the conversations, each with its number of characters plus an allowance for the template's own text."""
         for conversation in self.conversations:
-            texts = [message.content for message in conversation.messages]
+            texts = [message.content + message.extra for message in conversation.messages]
             check_size(conversation.name, sum(len(text.encode()) for text in texts), self.max_bytes)
             yield 1000 + sum(map(len, texts)), conversation
 
@@ -125,54 +152,73 @@ class ChatEncoder:
         malformed = Counter({"malformed records skipped": self.malformed.count})
         return self.conversations.counts + malformed + self._counts
 
-    def _count(self, event: str) -> None:
+    def _count(self, event: str, number: int = 1) -> None:
         with self._lock:  # groups are encoded in two threads
-            self._counts[event] += 1
+            self._counts[event] += number
 
     def encode(self, group: Sequence[tuple[Conversation, list[Segment]]]) -> list[Encoded]:
         encoded = self.tokenizer.encode_chats([segments for _, segments in group])
         parts = []
         for (conversation, _), (ids, trained) in zip(group, encoded, strict=True):
             digest = content_digest(conversation.messages)
-            for part in self._fit(conversation, ids, trained, digest):
+            number = copies(conversation.weight, digest)
+            if number != 1:
+                self._count(
+                    "copies added by weight" if number else "conversations dropped: by weight", max(number - 1, 1)
+                )
+            for part in self._fit(conversation, ids, trained, digest) if number else ():
                 if np.any(part.trained):
-                    parts.append(part)
+                    parts += [part] * number
                 else:
-                    self._count("parts dropped: no answer within chat_length")
+                    self._count("parts dropped: no answer within chat_length, or none that is trained on")
         return parts
 
     def _fit(
         self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes
     ) -> Iterator[Encoded]:
         """Yield the parts of a conversation that is longer than chat_length; yield a shorter conversation whole."""
-        messages, limit = list(conversation.messages), self.chat_length
-        system = [message for message in messages[:1] if message.role == "system"]
-        turns = messages[len(system) :]
+        before, turns = split_turns(conversation.messages)
+        limit = self.chat_length
         if limit and len(ids) > limit:
             self._count("conversations longer than chat_length")
-        while limit and len(ids) > limit and len(turns) > 2:
-            # Each answer ends where a run of trained tokens ends.
-            ends = np.flatnonzero(trained & ~np.append(trained[1:], False)) + 1
-            pairs = max(int(np.searchsorted(ends, limit, side="right")), 1)  # questions with answers that fit
-            end = ends[pairs - 1]
+        while limit and len(ids) > limit:
+            answers = [i for i, message in enumerate(turns) if message.role == "assistant"]
+            # A part ends after an answer that a question follows, or the last one; not between a call and its result.
+            stops = [j for j, i in enumerate(answers) if i == answers[-1] or turns[i + 1].role == "user"]
+            if len(stops) == 1:
+                break
+            ends = _runs(trained)[stops, 1]
+            fitting = max(int(np.searchsorted(ends, limit, side="right")), 1) - 1
+            end, turn = ends[fitting], answers[stops[fitting]] + 1
             self._count("splits between turns")
-            yield self._part(ids[:end], trained[:end], turns[: 2 * pairs], digest)
-            turns = turns[2 * pairs :]
+            yield self._part(ids[:end], trained[:end], turns[:turn], digest)
+            turns = turns[turn:]
             if not turns:
                 return
-            ((ids, trained),) = self.tokenizer.encode_chats([self.template([*system, *turns])])
+            ((ids, trained),) = self.tokenizer.encode_chats([self.template([*before, *turns])])
         yield self._part(ids, trained, turns, digest)
 
     def _part(self, ids: np.ndarray, trained: np.ndarray, turns: Sequence[Message], digest: bytes) -> Encoded:
-        """Make a part of a conversation, cut at chat_length."""
-        limit = self.chat_length
-        if not limit or len(ids) <= limit:
-            answers = sum(len(message.content.encode()) for message in turns if message.role == "assistant")
-            return Encoded(ids, trained, answers, digest)
-        self._count("answers cut at chat_length")
-        ids, trained = ids[:limit], trained[:limit]
-        text = self.tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape")
-        return Encoded(ids, trained, len(text), digest)
+        """Make a part of a conversation, cut at chat_length, without the answers that are not trained on."""
+        limit, answers = self.chat_length, [message for message in turns if message.role == "assistant"]
+        if not all(answer.trained for answer in answers):
+            trained = trained.copy()
+            for (start, end), answer in zip(_runs(trained), answers, strict=True):
+                trained[start:end] = answer.trained
+        cut = limit and len(ids) > limit
+        if cut:
+            self._count("answers cut at chat_length")
+            ids, trained = ids[:limit], trained[:limit]
+        if not cut and not any(answer.extra for answer in answers):
+            size = sum(len(answer.content.encode()) for answer in answers if answer.trained)
+        else:
+            size = len(self.tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape"))
+        return Encoded(ids, trained, size, digest)
+
+
+def _runs(trained: np.ndarray) -> np.ndarray:
+    """Return the start and end of each stretch of tokens that are trained on, int [answers, 2]."""
+    return np.flatnonzero(np.diff(trained, prepend=False, append=False)).reshape(-1, 2)
 
 
 def _utf8(document: Document) -> bytes:

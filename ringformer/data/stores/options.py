@@ -8,7 +8,7 @@ from ringformer.data.chats.cleaning import USUAL_RULES, parse_rules
 from ringformer.data.chats.conversations import ChatFormat
 from ringformer.data.chats.templates import TemplateName
 
-Format = Literal["documents", ChatFormat]
+Format = Literal["documents", "tokens", ChatFormat]
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,24 @@ class StoreOptions:
     """Prefix of a field's name in errors; a config has keys such as data.held_out."""
 
     source: str
-    """Source of the documents: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN,
-    datasets:NAME_OR_PATH or hf://NAME."""
+    """Source of the documents: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN, arrow:PATTERN,
+    datasets:NAME_OR_PATH or hf://NAME. Files of text and JSON may be compressed (.gz, .zst)."""
     field: str = "text"
     """Field with the text of documents (all sources except stdlib and text)."""
     split: str = "train"
     """Split of a dataset (datasets)."""
     skip_empty: bool = False
     """Skip and count empty documents."""
+    weight_field: str = ""
+    """Field with the weight of a record, e.g. 2.5: training gets two copies of it, or three of half of such records; ""
+    for none."""
+    separator: str = ""
+    """Text that ends each document in place of the end token, for packed_attention=sequence (UltraLong)."""
+    compressibility_tails: float = 0.0
+    """Leave out this share of the documents that gzip compresses least, and as many that it compresses most, e.g. 0.2;
+    reads the source twice."""
+    retrieval_tasks: int = 0
+    """Questions to add at the end of each document, about its words and sentences."""
     tokenizer: str = "bytes"
     """bytes, or the path of a SentencePiece .model file, a tokenizer.json or a folder with one of them."""
     max_document_bytes: int = 2**28
@@ -35,7 +45,8 @@ class StoreOptions:
     held_out: float = 0.05
     """Share of documents kept for evaluation."""
     format: Format = "documents"
-    """documents, or conversations as sharegpt or messages: then only answers are trained on."""
+    """documents; tokens, rows with input_ids and, if wanted, labels or masks; or conversations as sharegpt, messages or
+    alpaca: then only answers are trained on."""
     template: TemplateName = "vicuna"
     """Chat template of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
     chat_date: str = ""
@@ -56,6 +67,16 @@ class StoreOptions:
         for field, values in (("format", get_args(Format)), ("template", get_args(TemplateName))):
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
+        only_documents = ("separator", "compressibility_tails", "retrieval_tasks")
+        for field in () if self.format == "documents" else only_documents:
+            if getattr(self, field):
+                raise ValueError(f"{key}{field}={getattr(self, field)!r} needs {key}format='documents'")
+        if self.format == "tokens" and self.weight_field:
+            raise ValueError(f"{key}weight_field={self.weight_field!r}: rows of tokens have no weights")
+        if not 0.0 <= self.compressibility_tails < 0.5:
+            raise ValueError(f"{key}compressibility_tails={self.compressibility_tails} must be in [0, 0.5)")
+        if self.retrieval_tasks < 0:
+            raise ValueError(f"{key}retrieval_tasks={self.retrieval_tasks} must not be negative")
         if self.chat_length < 0:
             raise ValueError(f"{key}chat_length={self.chat_length} must be positive, or 0 for no limit")
         if self.max_document_bytes < 1:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,16 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from ringformer.data.chats.cleaning import Cleaning, parse_rules
 from ringformer.data.chats.conversations import read_chats
 from ringformer.data.chats.templates import load_template, template_id
-from ringformer.data.sources import Document, Documents, Malformed, read_documents
+from ringformer.data.sources.compressibility import between_tails
+from ringformer.data.sources.documents import Document, read_documents
+from ringformer.data.sources.records import Malformed
+from ringformer.data.sources.tables import pinned
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded, in_groups
 from ringformer.data.stores.folder import check_folder, new_folder
 from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
+from ringformer.data.stores.token_rows import TokenEncoder
 from ringformer.data.stores.token_store import StoreWriter, TokenStore
 from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.data.tokenizers.load import save_tokenizer
@@ -35,8 +40,11 @@ IN_FLIGHT = 3
 """Number of groups that are tokenized ahead of writing, so that the tokenizer never waits for reading, hashing and
 writing."""
 FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
-"""Settings that are part of a store's fingerprint; so is a chat_date if one is set. The other settings only locate the
-documents."""
+"""Settings that are part of a store's fingerprint. The other settings only locate the documents."""
+FINGERPRINTED_IF_SET = ("chat_date", "weight_field", "separator", "compressibility_tails", "retrieval_tasks")
+"""Settings that are part of it unless they are empty or 0."""
+
+Encoder = DocumentEncoder | ChatEncoder | TokenEncoder
 
 
 def open_or_build(
@@ -69,6 +77,7 @@ def open_or_build(
     check_folder(directory)
     built, always = train.meta["settings"], {"tokenizer": tokenizer.name, "held_out": options.held_out}
     asked = asked | always if "source" in built else always
+    built = {key: "" if type(asked.get(key)) is str else 0 for key in FINGERPRINTED_IF_SET} | built
     differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
     if differ:
         raise ValueError(
@@ -88,7 +97,7 @@ def open_or_build(
 
 def build_stores(
     directory: str | Path,
-    documents: Iterable[Document] | ChatEncoder,
+    documents: Iterable[Document] | Encoder,
     tokenizer: Tokenizer,
     *,
     held_out: float,
@@ -113,14 +122,15 @@ def build_stores(
         raise ValueError(f"held_out={held_out} is not in [0, 1): it is the share of documents kept for evaluation")
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty; build the stores in another directory, or delete this one")
-    encoder = documents if isinstance(documents, ChatEncoder) else DocumentEncoder(documents, tokenizer)
+    encoder = documents if isinstance(documents, Encoder) else DocumentEncoder(documents, tokenizer)
     settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
     fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
-    if settings.get("chat_date"):
-        fingerprinted["chat_date"] = settings["chat_date"]
+    fingerprinted |= {key: settings[key] for key in FINGERPRINTED_IF_SET if settings.get(key)}
     start = time.perf_counter()
     with new_folder(directory) as building:
         files = source_state(settings["source"]) if "source" in settings else {}
+        if name := pinned(settings.get("source", "")):
+            settings["snapshot"] = name
         with ExitStack() as stack:
             writers = {
                 name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, fingerprinted)))
@@ -152,8 +162,12 @@ def build_stores(
 def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
     """Select the settings that store.json records: the options that apply to the documents' format."""
     common = {"source": options.source, "split": options.split, "format": options.format}
+    if options.format == "tokens":
+        return common | {"skip_empty": options.skip_empty}
+    common["weight_field"] = options.weight_field
     if options.format == "documents":
-        return common | {"field": options.field, "skip_empty": options.skip_empty}
+        keys = ("field", "skip_empty", "separator", "compressibility_tails", "retrieval_tasks")
+        return common | {key: getattr(options, key) for key in keys}
     return common | {
         "template": template_id(options.template, tokenizer),
         "chat_date": options.chat_date if options.template == "tokenizer" else "",
@@ -163,24 +177,40 @@ def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEncoder:
-    """Read the documents or conversations that the options name, for `build_stores`."""
+def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
+    """Read the documents, tokens or conversations that the options name, for `build_stores`."""
+    if options.format == "tokens":
+        return TokenEncoder(options.source, options.split, tokenizer, options.skip_empty)
     if options.format == "documents":
-        return read_documents(
+        read = partial(
+            read_documents,
             options.source,
             field=options.field,
             split=options.split,
             skip_empty=options.skip_empty,
             max_bytes=options.max_document_bytes,
+            weight_field=options.weight_field,
+        )
+        documents = read()
+        if options.compressibility_tails:
+            documents.between = between_tails((d.text for d in read()), options.compressibility_tails)
+        return DocumentEncoder(
+            documents, tokenizer, separator=options.separator, retrieval_tasks=options.retrieval_tasks
         )
     malformed = Malformed(skip=options.skip_malformed)
-    chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
+    chats = read_chats(
+        options.source,
+        options.format,
+        split=options.split,
+        malformed=malformed,
+        weight_field=options.weight_field,
+    )
     template = load_template(options.template, tokenizer, chat_date=options.chat_date)
     cleaning = Cleaning(chats, options.clean)
     return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed, options.max_document_bytes)
 
 
-def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dict[str, StoreWriter]) -> None:
+def _write(encoder: Encoder, held_out: float, writers: dict[str, StoreWriter]) -> None:
     """Write every document to its store."""
     columns = (
         SpinnerColumn(),
@@ -199,7 +229,7 @@ def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dic
             progress.update(task, advance=sum(len(document.ids) for document in encoded), documents=done)
 
 
-def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[list[Encoded]]:
+def _in_parallel(encoder: Encoder) -> Iterator[list[Encoded]]:
     """Encode groups in two threads, and yield them in order.
 
     While one thread turns results into arrays, the tokenizer's own threads process the other thread's text.

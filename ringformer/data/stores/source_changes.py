@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from ringformer.data.sources import source_files
+from ringformer.data.sources.source_files import source_files
 
 
 def source_state(source: str) -> dict[str, list[Any]]:

@@ -133,6 +133,9 @@ class StoreWriter:
         """Write store.json. Raises ValueError for a mask that trains on nothing or everything."""
         self.close()
         tokens = self._offsets[-1]
+        if self._mask is not None and self._trained == tokens and settings.get("format") == "tokens":
+            (self._folder / self._mask.name).unlink()  # labels that are all tokens
+            self._mask = None
         if self._mask is not None and self._trained in (0, tokens):
             what = "none" if self._trained == 0 else "all"
             raise ValueError(

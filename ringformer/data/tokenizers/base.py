@@ -42,6 +42,8 @@ class Tokenizer(Protocol):
     """Contents of the `tokenizer_config.json` beside the tokenizer; empty without one."""
     files: Sequence[Path]
     """Files to copy so that a model keeps its tokenizer."""
+    byte_lengths: np.ndarray
+    """Bytes of text of each token, int32 [vocab_size]; 0 for a control token."""
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0].tolist()

@@ -24,6 +24,7 @@ class ByteTokenizer(Tokenizer):
     controls: Mapping[str, int] = {"</s>": 256}
     config: Mapping[str, Any] = {}
     files: Sequence[Path] = ()
+    byte_lengths = np.append(np.ones(256, np.int32), np.int32(0))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]

@@ -60,6 +60,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_with_private_names(description, special)))
         self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
+        self.byte_lengths = self._token_bytes.lengths(self.controls.values())
         self.bos_id = self._named("bos_token", BEGIN_TOKENS, path)
         # The post-processor decides this, not add_bos_token in tokenizer_config.json: GPT-2 names a token but does not
         # add it.

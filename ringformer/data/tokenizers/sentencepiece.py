@@ -48,6 +48,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.controls = {self._processor.id_to_piece(i): i for i in controls}
         pieces = ((self._processor.id_to_piece(i), self._processor.is_byte(i)) for i in range(self.vocab_size))
         self._token_bytes = TokenBytes([metaspace_bytes(piece, is_byte=is_byte) for piece, is_byte in pieces])
+        self.byte_lengths = self._token_bytes.lengths(self.controls.values())
         self.config, self.files = read_config(path)
         self.begins = self.bos_id is not None and self.config.get("add_bos_token", True) is not False
 

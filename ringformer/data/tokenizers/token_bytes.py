@@ -3,7 +3,7 @@
 Computing them from the offsets of a tokenizer's library would take 50% longer.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,12 @@ class TokenBytes:
     def __init__(self, tokens: Sequence[bytes]):
         self._tokens: Any = np.array(tokens, object)
         self._lengths = np.array([len(token) for token in tokens], np.int32)
+
+    def lengths(self, controls: Iterable[int]) -> np.ndarray:
+        """Return the number of bytes of each token, 0 for `controls`, int32 [tokens]."""
+        lengths = self._lengths.copy()
+        lengths[list(controls)] = 0
+        return lengths
 
     def pieces(self, chat: Sequence[Segment], prefix: bytes = b"") -> list[Piece]:
         """Return the pieces of a chat, with `prefix` before each stretch of text between control tokens."""

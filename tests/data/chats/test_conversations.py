@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from ringformer.data.chats.conversations import FORMATS, Conversation, Message, read_chats
-from ringformer.data.sources import Malformed, read_rows
+from ringformer.data.sources.records import Malformed, read_rows
 
 SHAREGPT = [
     {
@@ -105,6 +105,8 @@ def rows_with_faults(turns_key, role_key, text_key):
 
 def test_every_json_value_in_every_place_of_a_row_is_named_or_counted(tmp_path):
     for form, keys in FORMATS.items():
+        if form == "alpaca":  # its records have no turns
+            continue
         good = f'{{"{keys[0]}": [{{"{keys[1]}": "user", "{keys[2]}": "q"}}]}}'
         rows = [
             *rows_with_faults(*keys),
@@ -141,7 +143,7 @@ def test_a_broken_array_names_the_line_and_the_record(tmp_path, text, message):
 
 
 def test_an_unknown_format_or_a_source_of_plain_text_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="unknown chat format 'alpaca'; known: sharegpt, messages"):
-        read(f"jsonl:{tmp_path}/*", "alpaca")
+    with pytest.raises(ValueError, match="unknown chat format 'dolly'; known: sharegpt, messages, alpaca"):
+        read(f"jsonl:{tmp_path}/*", "dolly")
     with pytest.raises(ValueError, match="source 'stdlib' has no records"):
         read("stdlib", "messages")

@@ -92,7 +92,7 @@ def test_a_loader_mixes(stores, packing, packed_attention):
     sources = [loader.sequences.source(i)[0] for i in range(30)]
     assert [sources[i : i + 10].count(0) for i in (0, 10, 20)] == [7, 7, 7]
     if packing == "whole":
-        assert [part._batch_size for part in loader.sequences.parts] == [7, 3]
+        assert [part.batch_size for part in loader.sequences.parts] == [7, 3]
     order, batch = np.argsort(permutation("zigzag", 64, 2)), loader.read(2)
     assert (batch.segment_ids is None) == ((packing, packed_attention) == ("stream", "sequence"))
     for row in range(10):
@@ -139,3 +139,30 @@ def test_opening(tmp_path):
     (tmp_path / "b/eval").rename(tmp_path / "gone")
     with pytest.raises(FileNotFoundError, match="b has no eval store"):
         open_mixture(text, "bytes", held_out=True)
+
+
+@pytest.mark.parametrize("shares", [[1, 2], [34, 66], [7, 1]], ids=str)
+def test_shares_of_tokens(tmp_path, shares):
+    """Long documents leave much padding: of as many sequences, they would be fewer tokens."""
+    long, short = build(tmp_path / "long", [40] * 30), build(tmp_path / "short", [7] * 200)
+    tokens = {}
+    for unit in ("sequences", "tokens"):
+        packing = PackingOptions(packing="whole", mixture_by=unit)
+        parts = list(zip((long, short), shares, strict=True))
+        loader = Loader(parts, batch_size=4, seq_len=64, seed=3, layout="contiguous", ring_size=1, packing=packing)
+        tokens[unit] = [0, 0]
+        for index in range(3000):
+            part, _ = loader.sequences.source(index)
+            tokens[unit][part] += int(
+                np.diff((long, short)[part].offsets)[loader.sequences.documents_of(index)[1]].sum()
+            )
+    wanted = shares[0] / sum(shares)
+    assert tokens["tokens"][0] / sum(tokens["tokens"]) == pytest.approx(wanted, abs=2e-3)
+    assert tokens["sequences"][0] / sum(tokens["sequences"]) < wanted - 0.02
+
+
+def test_of_equal_sequences_tokens_are_sequences(stores):
+    packing = PackingOptions(mixture_by="tokens")
+    parts = list(zip(stores, [7, 3], strict=True))
+    loader = Loader(parts, batch_size=4, seq_len=64, seed=3, layout="contiguous", ring_size=1, packing=packing)
+    assert list(loader.sequences.shares) == [7, 3]

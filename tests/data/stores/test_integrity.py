@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ringformer.data import Loader, TokenStore, build_stores, load_tokenizer, open_mixture, open_or_build
-from ringformer.data.sources import Document
+from ringformer.data.sources.documents import Document
 from ringformer.data.stores import integrity
 from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.data.stores.folder import open_one

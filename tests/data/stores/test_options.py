@@ -8,14 +8,18 @@ from ringformer.cli.dataclass_flags import field_docs
 from ringformer.data.chats.cleaning import RULES
 from ringformer.data.chats.conversations import FORMATS
 from ringformer.data.chats.templates import TEMPLATES, TemplateName
-from ringformer.data.sources import KINDS
+from ringformer.data.sources.source_files import KINDS
 from ringformer.data.stores.options import Format, StoreOptions
 from ringformer.runs.config import DataConfig
 
 WRONG = [
     ({"held_out": 1.0}, r"{}held_out=1.0 must be in \[0, 1\)"),
     ({"held_out": -0.1}, r"{}held_out=-0.1 must be in \[0, 1\)"),
-    ({"format": "alpaca"}, "unknown {}format 'alpaca'; known: documents, sharegpt, messages"),
+    ({"format": "dolly"}, "unknown {}format 'dolly'; known: documents, tokens, sharegpt, messages, alpaca"),
+    ({"format": "tokens", "separator": "\n"}, "{}separator='\\\\n' needs {}format='documents'"),
+    ({"format": "tokens", "weight_field": "w"}, "{}weight_field='w': rows of tokens have no weights"),
+    ({"compressibility_tails": 0.5}, r"{}compressibility_tails=0.5 must be in \[0, 0.5\)"),
+    ({"retrieval_tasks": -1}, "{}retrieval_tasks=-1 must not be negative"),
     ({"template": "chatml"}, "unknown {}template 'chatml'; known: vicuna, llama2, llama3, tokenizer"),
     ({"chat_length": -1}, "{}chat_length=-1 must be positive, or 0 for no limit"),
     ({"max_document_bytes": 0}, "{}max_document_bytes=0 must be at least 1"),
@@ -26,15 +30,20 @@ WRONG = [
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG)
 def test_wrong_options_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=f"^{message.format('')}"):
+    with pytest.raises(ValueError, match=f"^{message.replace('{}', '')}"):
         StoreOptions("stdlib", **wrong)
-    with pytest.raises(ValueError, match=f"^{message.format('data.')}"):
+    with pytest.raises(ValueError, match=f"^{message.replace('{}', 'data.')}"):
         DataConfig(store="s", **wrong)
 
 
 @pytest.mark.parametrize(
     ("field", "values"),
-    [("source", KINDS), ("format", ("documents", *FORMATS)), ("template", get_args(TemplateName)), ("clean", RULES)],
+    [
+        ("source", KINDS),
+        ("format", ("documents", "tokens", *FORMATS)),
+        ("template", get_args(TemplateName)),
+        ("clean", RULES),
+    ],
 )
 def test_the_help_of_a_field_names_its_values(field, values):
     help_text = field_docs(StoreOptions)[field]
@@ -42,5 +51,5 @@ def test_the_help_of_a_field_names_its_values(field, values):
 
 
 def test_types_name_the_same_values_as_tables():
-    assert get_args(Format) == ("documents", *FORMATS)
+    assert get_args(Format) == ("documents", "tokens", *FORMATS)
     assert get_args(TemplateName) == (*TEMPLATES, "tokenizer")

@@ -244,6 +244,10 @@ def test_open_or_build_builds_once(tmp_path, options):
         "split": "train",
         "skip_empty": True,
         "format": "documents",
+        "weight_field": "",
+        "separator": "",
+        "compressibility_tails": 0.0,
+        "retrieval_tasks": 0,
         "tokenizer": "bytes",
         "held_out": 0.2,
     }

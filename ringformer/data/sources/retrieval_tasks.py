@@ -1,0 +1,48 @@
+"""Questions about a document at its end, which only the document answers: words counted, and sentences continued.
+
+Two kinds alternate. Their evidence is anywhere in the document, so that a long one trains retrieval over its whole
+length. OLMo 3 mixes such tasks into real documents (arXiv:2512.13961, CWE and REX); it has a model write the questions,
+which need no model here.
+"""
+
+import re
+from collections import Counter
+
+import numpy as np
+
+WORDS = 3
+"""Words to count in a question."""
+_WORD = re.compile(r"[^\W\d_]{4,}")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+def add_tasks(text: str, tasks: int, digest: bytes) -> tuple[str, Counter[str]]:
+    """Append questions with answers to a text; return it, and how many questions of each kind there are.
+
+    Args:
+      digest: decides the questions.
+    """
+    rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    counts: Counter[str] = Counter()
+    occurrences = Counter(word.casefold() for word in _WORD.findall(text))
+    words = sorted(word for word, count in occurrences.items() if count > 1)
+    sentences = _SENTENCE_END.split(text)
+    unique = Counter(sentences)
+    usable = [len(sentence.split()) in range(5, 60) and unique[sentence] == 1 for sentence in sentences]
+    begins = [i for i in range(len(sentences) - 1) if usable[i] and usable[i + 1]]
+    questions = []
+    for task in range(tasks):
+        if task % 2 == 0 and len(words) >= WORDS:
+            chosen = [words[i] for i in rng.choice(len(words), WORDS, replace=False)]
+            answer = ", ".join(f"{word} {occurrences[word]}" for word in chosen)
+            question = f"How often does each of these words occur in the text above: {', '.join(chosen)}?"
+            counts["retrieval tasks added: words counted"] += 1
+        elif task % 2 and begins:
+            i = begins[rng.integers(len(begins))]
+            question, answer = f"Which sentence of the text above follows this one: {sentences[i]}", sentences[i + 1]
+            counts["retrieval tasks added: sentences continued"] += 1
+        else:
+            counts["retrieval tasks left out: the document is too short for them"] += 1
+            continue
+        questions.append(f"\n\nQuestion: {question}\nAnswer: {answer}")
+    return text + "".join(questions), counts

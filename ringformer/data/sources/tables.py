@@ -1,0 +1,114 @@
+"""Sources that are tables: Parquet and Arrow files, and Hugging Face datasets, read as batches of Arrow columns."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringformer.data.optional_packages import needed_for
+from ringformer.data.sources.source_files import files_of
+from ringformer.files.hub import local, on_hub, snapshot
+
+TABLES = ("parquet", "arrow", "datasets", "hf")
+"""Kinds of source that are tables."""
+
+MOST_ROWS, MOST_BYTES = 1024, 2**25
+"""Most rows of a batch and, if rows are larger, about the most bytes."""
+
+
+class Batch(NamedTuple):
+    """Consecutive rows of a table."""
+
+    columns: Any
+    """A pyarrow RecordBatch."""
+    file: str
+    """Path of the file, or name of the dataset."""
+    first: int
+    """Number of its first row in the file."""
+
+    def name(self, row: int) -> str:
+        """Return the name that errors use for a row of the batch."""
+        return f"{self.file}:{self.first + row}"
+
+
+def read_tables(source: str, *, split: str, only: Sequence[str] = ()) -> Iterator[Batch]:
+    """Read a source of one of the kinds `TABLES`.
+
+    Args:
+      only: columns to read, of those that the table has; if it has none of them, all are read.
+    """
+    kind, _, where = source.partition(":")
+    if kind in ("datasets", "hf"):
+        yield from _dataset(where if kind == "datasets" else source, split, only)
+        return
+    for path in files_of(source):
+        first = 0
+        for columns in (_parquet if kind == "parquet" else _arrow)(path, only):
+            yield Batch(columns, str(path), first)
+            first += len(columns)
+
+
+def pinned(source: str) -> str | None:
+    """Return the name of a dataset of the hub with its commit, hf://ORGANISATION/NAME@COMMIT; None for others."""
+    kind, _, where = source.partition(":")
+    name = source if kind == "hf" else where
+    return snapshot(name, kind="dataset").name if kind in ("datasets", "hf") and on_hub(name) else None
+
+
+def _parquet(path: Path, only: Sequence[str]) -> Iterator[Any]:
+    with needed_for("a parquet: source"):
+        import pyarrow
+        from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as table:
+            size = sum(table.metadata.row_group(i).total_byte_size for i in range(table.metadata.num_row_groups))
+            rows = max(1, min(MOST_ROWS, MOST_BYTES * table.metadata.num_rows // max(size, 1)))
+            yield from table.iter_batches(rows, columns=[c for c in table.schema_arrow.names if c in only] or None)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is not a parquet file, or it is damaged: {str(error).splitlines()[0]}") from None
+
+
+def _arrow(path: Path, only: Sequence[str]) -> Iterator[Any]:
+    with needed_for("an arrow: source"):
+        import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as file:
+            if file.read(6) == b"ARROW1":
+                reader = pyarrow.ipc.open_file(file)
+                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+            else:
+                file.seek(0)
+                batches = iter(pyarrow.ipc.open_stream(file))
+            for batch in batches:
+                columns = batch.select([c for c in batch.schema.names if c in only] or batch.schema.names)
+                rows = max(1, min(MOST_ROWS, MOST_BYTES * len(columns) // max(columns.nbytes, 1)))
+                yield from (columns.slice(i, rows) for i in range(0, len(columns), rows))
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is not an Arrow file, or it is damaged: {str(error).splitlines()[0]}") from None
+
+
+def _dataset(name: str, split: str, only: Sequence[str]) -> Iterator[Batch]:
+    dataset = _load_dataset(name, split)
+    dataset = dataset.select_columns([c for c in dataset.column_names if c in only] or dataset.column_names)
+    rows = max(1, min(MOST_ROWS, MOST_BYTES * len(dataset) // max(dataset.data.nbytes, 1)))
+    first = 0
+    for table in dataset.with_format("arrow").iter(rows):
+        for columns in table.to_batches():
+            yield Batch(columns, name, first)
+            first += len(columns)
+
+
+def _load_dataset(name: str, split: str):
+    with needed_for("a datasets: source"):
+        import datasets  # slow to import
+
+    folder = local(name, kind="dataset")
+    if (folder / "dataset_dict.json").is_file():
+        splits = datasets.load_from_disk(str(folder))
+        if split not in splits:
+            raise ValueError(f"dataset {name} has no split {split!r}; it has: {', '.join(splits)}")
+        return splits[split]
+    if (folder / "state.json").is_file():
+        return datasets.load_from_disk(str(folder))
+    return datasets.load_dataset(str(folder) if folder.is_dir() else name, split=split)

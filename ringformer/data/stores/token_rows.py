@@ -1,0 +1,140 @@
+"""Encoding of rows that are tokens already, in the columns that transformers' data collators read.
+
+    input_ids        token ids
+    labels           the same ids; -100 where a token is not trained on
+    assistant_masks, completion_mask or loss_mask   without labels: 0 where a token is not trained on
+    attention_mask   0 for padding, which is left out
+
+Each row is a document. It gets the tokenizer's end token if it does not end with it.
+"""
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringformer.data.sources.source_files import KINDS
+from ringformer.data.sources.tables import TABLES, Batch, read_tables
+from ringformer.data.stores.encoding import Encoded
+from ringformer.data.tokenizers.base import Tokenizer
+
+IDS, LABELS, PADDING = "input_ids", "labels", "attention_mask"
+MASKS = ("assistant_masks", "completion_mask", "loss_mask")
+MASKED = -100
+"""Label of a token that is not trained on."""
+
+
+@dataclass
+class TokenEncoder:
+    """Encoder of the rows of a table of tokens.
+
+    Raises ValueError for a source that is no table, a row without tokens (unless `skip_empty`), columns of another type
+    or length, and labels that are neither the tokens themselves nor -100.
+    """
+
+    source: str
+    split: str
+    tokenizer: Tokenizer
+    skip_empty: bool
+
+    def __post_init__(self):
+        if self.source.partition(":")[0] not in TABLES:
+            kinds = ", ".join(kind for kind in KINDS if kind.partition(":")[0] in TABLES)
+            raise ValueError(f"format tokens reads tables, {kinds}, not {self.source!r}")
+        self.left_out: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[tuple[int, Batch]]:
+        """Yield batches of rows, each with its number of values."""
+        for batch in read_tables(self.source, split=self.split, only=(IDS, LABELS, PADDING, *MASKS)):
+            if IDS not in batch.columns.schema.names:
+                names = ", ".join(batch.columns.schema.names)
+                raise ValueError(f"{batch.file} has no column {IDS!r}; it has: {names}")
+            yield batch.columns.nbytes, batch
+
+    def encode(self, group: Sequence[Batch]) -> list[Encoded]:
+        return [encoded for batch in group for encoded in self._rows(batch)]
+
+    def _rows(self, batch: Batch) -> Iterator[Encoded]:
+        """Yield the documents of a batch. All columns of a batch are read at once."""
+        ids, lengths = _values(batch, IDS)
+        trained = self._trained(batch, ids, lengths)
+        if PADDING in batch.columns.schema.names:
+            kept = _values(batch, PADDING, lengths)[0] != 0
+            ends = np.cumsum(lengths)
+            lengths = np.diff(np.append(0, np.append(0, np.cumsum(kept))[ends]))
+            ids, trained = ids[kept], trained if trained is None else trained[kept]
+        text_bytes = self.tokenizer.byte_lengths
+        if ids.size and not 0 <= ids.min() <= ids.max() < len(text_bytes):
+            row = int(
+                np.searchsorted(np.cumsum(lengths), np.flatnonzero((ids < 0) | (ids >= len(text_bytes)))[0], "right")
+            )
+            raise ValueError(
+                f"{batch.name(row)} has a token beyond the {len(text_bytes)} of tokenizer {self.tokenizer.name}: set "
+                "tokenizer to the one that made it"
+            )
+        in_bytes = np.append(0, np.cumsum(text_bytes[ids] if trained is None else text_bytes[ids] * trained))
+        end, start, counts = np.int32(self.tokenizer.eos_id), 0, Counter[str]()
+        for row, stop in enumerate(np.cumsum(lengths).tolist()):
+            document = ids[start:stop]
+            mask = None if trained is None else trained[start:stop]
+            size, start = int(in_bytes[stop] - in_bytes[start]), stop
+            if not len(document):
+                if not self.skip_empty:
+                    raise ValueError(f"{batch.name(row)} has no token; --skip_empty skips and counts such rows")
+                counts["empty documents skipped"] += 1
+                continue
+            if document[-1] != end:
+                counts["end tokens added to rows without one"] += 1
+                document = np.append(document, end)
+                mask = None if mask is None else np.append(mask, mask[-1])
+            yield Encoded(document, mask, size, hashlib.blake2b(document.tobytes(), digest_size=16).digest())
+        with self._lock:
+            self.left_out += counts
+
+    def _trained(self, batch: Batch, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+        """Return the mask of the tokens that are trained on; None without a column for it."""
+        names = batch.columns.schema.names
+        if LABELS in names:
+            labels, _ = _values(batch, LABELS, lengths)
+            trained = labels != MASKED
+            if (differ := np.flatnonzero(trained & (labels != ids))).size:
+                row = int(np.searchsorted(np.cumsum(lengths), differ[0], "right"))
+                raise ValueError(
+                    f"{LABELS} of {batch.name(row)} are neither its {IDS} nor {MASKED}; they must not be "
+                    "shifted, because training shifts them"
+                )
+            return trained
+        mask = next((name for name in MASKS if name in names), None)
+        return None if mask is None else _values(batch, mask, lengths)[0] != 0
+
+
+def _values(batch: Batch, name: str, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of a column of lists, one row after the other, int32, and the length of each row.
+
+    Raises ValueError for a column of another type, missing values, or lengths that are not `lengths`.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = batch.columns.column(name)
+    kind = column.type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not lists or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+        raise ValueError(f"column {name!r} of {batch.file} holds {kind}, not lists of whole numbers")
+    values = column.flatten()
+    if column.null_count or values.null_count:
+        row = next(i for i, value in enumerate(column.to_pylist()) if value is None or None in value)
+        raise ValueError(f"column {name!r} of {batch.name(row)} has missing values")
+    try:
+        flat = values.cast(pa.int32()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"column {name!r} of {batch.name(0)}: {error}") from None
+    own = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+    if lengths is not None and (differ := np.flatnonzero(own != lengths)).size:
+        row = int(differ[0])
+        raise ValueError(f"{batch.name(row)} has {lengths[row]} {IDS} and {own[row]} {name}")
+    return flat, own

@@ -1,0 +1,59 @@
+"""Tables are read in batches of bounded size, with the row's number in every name."""
+
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringformer.data.sources import tables
+from ringformer.data.sources.records import read_rows
+from ringformer.data.sources.tables import pinned, read_tables
+
+ROWS = [{"text": f"row {i}", "n": i, "deep": [{"a": None}, {"a": i}]} for i in range(2500)]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, folder / "a.parquet", row_group_size=1000)
+    with pa.ipc.new_file(folder / "file.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=700)
+    with pa.ipc.new_stream(folder / "stream.arrow", table.schema) as stream:
+        stream.write_table(table, max_chunksize=1700)
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(folder / "saved"))
+    return {
+        "parquet": f"parquet:{folder}/*.parquet",
+        "file": f"arrow:{folder}/file.arrow",
+        "stream": f"arrow:{folder}/stream.arrow",
+        "datasets": f"datasets:{folder}/saved",
+        "cache": f"arrow:{folder}/saved/*.arrow",
+    }
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream", "datasets", "cache"])
+def test_rows_are_all_there_in_order(sources, kind, monkeypatch):
+    rows = list(read_rows(sources[kind]))
+    assert [row.record for row in rows] == ROWS
+    assert [row.name.rpartition(":")[2] for row in rows] == [str(i) for i in range(len(ROWS))]
+    assert [row.record for row in read_rows(sources[kind], only=("n", "other"))] == [{"n": row["n"]} for row in ROWS]
+    monkeypatch.setattr(tables, "MOST_BYTES", 2000)
+    batches = list(read_tables(sources[kind], split="train"))
+    assert [r for batch in batches for r in batch.columns.to_pylist()] == ROWS
+    assert max(len(batch.columns) for batch in batches) < 200, "batches of large rows have few"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_damaged_table_is_named(tmp_path, sources, kind):
+    source = sources["parquet" if kind == "parquet" else "stream"].partition(":")[2]
+    whole = Path(source.replace("*", "a")).read_bytes()
+    for content in (whole[:-1000], b"", b"x" * 1000):
+        (tmp_path / "t").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^{tmp_path}/t is not an? (parquet|Arrow) file, or it is damaged: "):
+            list(read_rows(f"{kind}:{tmp_path}/t"))
+
+
+def test_only_datasets_of_the_hub_have_a_commit(sources):
+    assert {pinned(source) for source in ("stdlib", "jsonl:a/b", "text:a/b", *sources.values())} == {None}
