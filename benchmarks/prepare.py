@@ -12,10 +12,16 @@ ratios of their rates is what counts: times on a shared machine mean little.
 
 measures instead what it costs that a tokenizer's own chat template runs in a process of its own: the same preparation
 with the template in this process, in turn.
+
+    python benchmarks/prepare.py --token_rows 50 --pairs 3 --out results/prepare_tokens.json
+
+measures rows of tokens in Parquet, 50 million, of several lengths, with and without labels: tokens per second from the
+file to the verified store.
 """
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import re
@@ -27,6 +33,9 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -40,6 +49,7 @@ from ringformer.data.chats.tokenizer_template import segments_of
 from ringformer.data.sources.records import Malformed
 from ringformer.data.stores.encoding import ChatEncoder
 from ringformer.data.stores.options import StoreOptions
+from ringformer.data.tokenizers.byte_level import ByteTokenizer
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 TEMPLATE: dict[str, TemplateName] = {"sentencepiece": "vicuna", "tokenizer.json": "llama3"}
@@ -72,7 +82,8 @@ def write_chats(path: Path, texts: list[str]) -> list[list[Message]]:
     chats = [messages[i : i + 8] for i in range(0, len(messages) - 7, 8)]
     with path.open("w") as file:
         for chat in chats:
-            file.write(json.dumps({"messages": [message._asdict() for message in chat]}) + "\n")
+            turns = [{"role": message.role, "content": message.content} for message in chat]
+            file.write(json.dumps({"messages": turns}) + "\n")
     return chats
 
 
@@ -168,6 +179,36 @@ def measure_template_process(megabytes: float, pairs: int) -> list[dict]:
     return rows
 
 
+def measure_token_rows(millions: float, pairs: int) -> list[dict]:
+    """Tokens per second of rows that are tokens already, with a vocabulary of 128,000."""
+    rows, count = [], int(millions * 1e6)
+    ids = pa.array(np.random.default_rng(0).integers(0, 128_000, count, dtype=np.int32))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for length, labels in itertools.product((100, 1000, 10_000, 100_000), (False, True)):
+            lists = pa.ListArray.from_arrays(pa.array(np.arange(0, count + 1, length, dtype=np.int32)), ids)
+            parquet.write_table(pa.table({"input_ids": lists} | ({"labels": lists} if labels else {})), folder / "a")
+            options = StoreOptions(f"parquet:{folder}/a", format="tokens", held_out=0.01)
+            rates = []
+            for _ in range(pairs):
+                shutil.rmtree(folder / "store", ignore_errors=True)
+                start = time.perf_counter()
+                open_or_build(folder / "store", options, LargeVocabulary())
+                rates.append(round(count / (time.perf_counter() - start)))
+            row = {"row_tokens": length, "labels": labels, "tokens_per_second": statistics.median(rates)}
+            rows.append(row | {"rates": rates})
+            print(rows[-1], flush=True)
+    return rows
+
+
+class LargeVocabulary(ByteTokenizer):
+    """Numbers of the size that Llama 3's tokens have; they are not decoded here."""
+
+    name = "large"
+    vocab_size, eos_id = 128_000, 127_999
+    byte_lengths = np.full(128_000, 4, np.int32)
+
+
 def compare(bare, prepare, store: Path, pairs: int) -> dict:
     """Seconds of the tokenizer alone and of a preparation, in turn."""
     seconds = {"bare": [], "prepare": []}
@@ -187,18 +228,26 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=20)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--template_process", action="store_true", help="what a process of its own costs a template")
+    parser.add_argument("--token_rows", type=float, help="millions of tokens: instead, rows that are tokens already")
     parser.add_argument("--out", type=output_argument, help="a JSON file")
     args = parser.parse_args()
-    rows = (measure_template_process if args.template_process else measure)(args.megabytes, args.pairs)
+    if args.token_rows:
+        rows = measure_token_rows(args.token_rows, args.pairs)
+        flags, what = f"--token_rows {args.token_rows:g}", "tokens a second of `data prepare --format=tokens`"
+    else:
+        rows = (measure_template_process if args.template_process else measure)(args.megabytes, args.pairs)
+        flags = f"{'--template_process ' if args.template_process else ''}--megabytes {args.megabytes:g}"
+        bare = (
+            "the same with the template in its process" if args.template_process else "the bare tokenizer's batch call"
+        )
+        what = f"tokens a second of `data prepare` over those of {bare}"
     if args.out:
-        flag = "--template_process " if args.template_process else ""
-        bare = "the same with the template in its process" if flag else "the bare tokenizer's batch call"
         result = {
-            "what": f"measured: tokens a second of `data prepare` over those of {bare}",
-            "command": f"python benchmarks/prepare.py {flag}--megabytes {args.megabytes:g} --pairs {args.pairs}",
+            "what": f"measured: {what}",
+            "command": f"python benchmarks/prepare.py {flags} --pairs {args.pairs}",
             "date": datetime.date.today().isoformat(),
             "cores": len(os.sched_getaffinity(0)),
-            "versions": {p: version(p) for p in ("tokenizers", "sentencepiece")},
+            "versions": {p: version(p) for p in ("tokenizers", "sentencepiece", "pyarrow")},
             "rows": rows,
         }
         args.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -237,7 +237,7 @@ COLUMNS = (
     ("peak GiB", ">15"),
     ("host GiB", ">9"),
     ("s/step", ">9"),
-    ("tokens/s", ">10"),
+    ("tokens/s", ">12"),
     ("MFU", ">6"),
     ("days", ">7"),
     ("device-hours", ">13"),

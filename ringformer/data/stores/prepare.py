@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,11 @@ def open_or_build(
     directory = Path(directory)
     asked = _settings(options, tokenizer)
     if not directory.is_dir() or not any(directory.iterdir()):
-        encoder = _encoder(options, tokenizer)
+        snapshot = pinned(options.source)
+        encoder = _encoder(replace(options, source=snapshot or options.source), tokenizer)
+        settings = asked | ({"snapshot": snapshot} if snapshot else {})
         try:
-            return build_stores(directory, encoder, tokenizer, held_out=options.held_out, settings=asked)
+            return build_stores(directory, encoder, tokenizer, held_out=options.held_out, settings=settings)
         except OSError:
             if not (directory / "train" / "store.json").is_file():
                 raise
@@ -129,8 +132,6 @@ def build_stores(
     start = time.perf_counter()
     with new_folder(directory) as building:
         files = source_state(settings["source"]) if "source" in settings else {}
-        if name := pinned(settings.get("source", "")):
-            settings["snapshot"] = name
         with ExitStack() as stack:
             writers = {
                 name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, fingerprinted)))
