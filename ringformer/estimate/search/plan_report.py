@@ -42,7 +42,11 @@ def _ways(planned: Plan) -> Iterator[str]:
     for mesh in meshes(planned.goal):
         if mesh.mesh_shape[2] > 1:
             continue
-        names = {described(c.workload.model) or "plain ring": c.time.step / mesh.batch_size for c in weighed(mesh)}
+        windows = described(mesh.model)
+        names: dict[str, float] = {}
+        for c in weighed(mesh):
+            way = described(c.workload.model).removeprefix(windows).strip()
+            names[way or "plain ring"] = c.time.step / mesh.batch_size
         listed = dict(list(names.items())[:WAYS]) | {"plain ring": names["plain ring"]}
         seconds = ", ".join(f"{name} {figures(time)}" for name, time in listed.items())
         yield f"mesh {mesh.mesh_dim} batch {mesh.batch_size}: {seconds}"

@@ -1,5 +1,6 @@
 """The plan: candidates ranked by closed forms, judged by a compiler that is a formula."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -235,6 +236,17 @@ def test_the_way_to_compute_attention_follows_from_the_tokens_of_a_device(monkey
     text = plan_text(found)
     assert f"--config.model.ulysses={chosen.model.ulysses} --config.model.ring={chosen.model.ring}" in text
     assert f"mesh {chosen.mesh_dim} batch 1: " in text and "plain ring" in text
+
+
+@pytest.mark.parametrize(("model", "windows"), [("mistral_7b_v0.1", "window 4,096 "), ("olmo3_7b", "window 4,096 in ")])
+def test_a_plan_of_a_model_with_windows_lists_its_ways(monkeypatch, model, windows):
+    """On a device without a ring the plain ring is the only way."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    text = plan_text(plan(replace(goal(model, find_target("v5p-16"), 2**16), batch_size=8), asked()))
+    (alone,) = re.findall(r"^    mesh 1,8,1,1 batch 8: plain ring [\d.]+$", text, re.MULTILINE)
+    (ring,) = re.findall(r"^    mesh 1,1,1,8 batch 8: (.*)", text, re.MULTILINE)
+    assert windows in text.splitlines()[0] and "window" not in alone + ring
+    assert "plain ring" in ring and "ulysses 8" in ring
 
 
 def test_several_sequences_shrink_their_rings(monkeypatch):
