@@ -4,7 +4,7 @@
     python benchmarks/stages.py --only=llama3_8b_1m_8xh200/stage-1     # one
 
 A row is what `ringformer estimate` says of the stage, and holds that command; what is in --out already is not compiled
-again (delete its entry to have it again). The table in --docs, between its two marks, is written anew each time.
+again (delete its entry to have it again). The tables in --docs, each between its two marks, are written anew each time.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import datetime
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.dump import CompilerFailure
@@ -27,27 +28,51 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.tables import write_table
 
+
+class Recipe(NamedTuple):
+    """A shipped config: the hardware that it is for, the model that it starts with, and what it follows."""
+
+    target: str
+    start: str
+    follows: str
+
+
+RING_ATTENTION = "[Ring Attention](https://arxiv.org/abs/2310.01889), section 5.3"
+GRADIENT = "Gradient AI's LLaMA-3 8B"
+ULTRALONG = "[UltraLong](https://arxiv.org/abs/2504.06214)"
 SHIPPED = {
-    "llama_13b_512k_32xa100": "32xA100-80",
-    "llama3_8b_512k_8xh100": "8xH100",
-    "llama3_8b_1m_8xh200": "8xH200",
-    "llama_13b_512k_v5e_256": "v5e-256",
-    "lwm_7b_1m": "v4-512",
+    "llama_13b_512k_32xa100": Recipe("32xA100-80", "LLaMA-13B, 2K", RING_ATTENTION),
+    "llama3_8b_512k_8xh100": Recipe("8xH100", "LLaMA-3.1 8B, 128K", GRADIENT),
+    "llama3_8b_512k_lora_8xh100": Recipe("8xH100", "LLaMA-3.1 8B, 128K", f"none: adapters, theta of {GRADIENT}"),
+    "qwen3_8b_512k_8xh100": Recipe("8xH100", "Qwen3 8B, 32K", f"none: YaRN in one step, as {ULTRALONG}"),
+    "qwen3_8b_512k_lora_8xh100": Recipe("8xH100", "Qwen3 8B, 32K", "none: adapters, YaRN"),
+    "llama3_8b_1m_8xh200": Recipe("8xH200", "LLaMA-3.1 8B, 128K", GRADIENT),
+    "ultralong_8b_1m": Recipe("64xH100", "LLaMA-3.1 8B Instruct, 128K", ULTRALONG),
+    "ultralong_8b_4m": Recipe("64xH100", "LLaMA-3.1 8B Instruct, 128K", ULTRALONG),
+    "llama_13b_512k_v5e_256": Recipe("v5e-256", "LLaMA-13B, 2K", RING_ATTENTION),
+    "lwm_7b_1m": Recipe("v4-512", "LLaMA-2 7B, 4K", "[Large World Model](https://arxiv.org/abs/2402.08268)"),
+    "olmo3_7b_64k": Recipe(
+        "v5p-128",
+        "OLMo 3 7B after midtraining, 8K",
+        "[OLMo 3](https://arxiv.org/abs/2512.13961), [ProLong](https://arxiv.org/abs/2410.02660)",
+    ),
 }
-"""Configs and the hardware that they are for."""
 
 BEGIN, END = "<!-- stages: written by benchmarks/stages.py -->", "<!-- end of stages -->"
+RECIPES, END_OF_RECIPES = "<!-- recipes: written by benchmarks/stages.py -->", "<!-- end of recipes -->"
 
 
 def stages() -> dict[str, tuple[Workload, str]]:
-    """Every stage by its name, with the command that estimates it."""
+    """Every stage by its name, with the command that estimates it; a config without stages is one, "run"."""
     named = {}
-    for name, target in SHIPPED.items():
+    for name, recipe in SHIPPED.items():
         path = f"configs/{name}.py"
-        configs = parse_stages(load_config(path, []), inherit=False)
-        for n, workload in enumerate(stage_workloads(configs, find_target(target)), 1):
-            command = f"ringformer estimate --config={path} --target={target} --stage={n} --json"
-            named[f"{name}/stage-{n}"] = workload.with_kernel()[0], command
+        config = load_config(path, [])
+        configs = parse_stages(config, inherit=False)
+        for n, workload in enumerate(stage_workloads(configs, find_target(recipe.target)), 1):
+            stage = (f"stage-{n}", f" --stage={n}") if config.stages else ("run", "")
+            command = f"ringformer estimate --config={path} --target={recipe.target}{stage[1]} --json"
+            named[f"{name}/{stage[0]}"] = workload.with_kernel()[0], command
     return named
 
 
@@ -81,11 +106,29 @@ def write(path: Path, rows: dict[str, dict]) -> None:
     part.replace(path)
 
 
+def recipes(rows: dict[str, dict]) -> str:
+    """Format the table of shipped configs, with the context of the last stage and the tokens and days of all."""
+    lines = ["| config | follows | starts with | context | tokens | hardware | days |", "|---" * 7 + "|"]
+    every = stages()
+    for config, recipe in SHIPPED.items():
+        names = [name for name in every if name.startswith(f"{config}/")]
+        workloads = [every[name][0] for name in names]
+        tokens = sum(w.tokens for w in workloads)
+        amount = f"{tokens / 1e9:.2f}B" if tokens > 1e9 else f"{tokens / 1e6:.0f}M"
+        compiled = all(name in rows for name in names)
+        days = f"{sum(rows[name]['days_model'] for name in names):.2f}" if compiled else "not compiled yet"
+        lines.append(
+            f"| [{config}](../configs/{config}.py) | {recipe.follows} | {recipe.start} | {workloads[-1].seq_len:,} | "
+            f"{amount} | {recipe.target} | {days} |"
+        )
+    return "\n".join(lines)
+
+
 def table(rows: dict[str, dict]) -> str:
     """Format a markdown table per config; stages that were not compiled yet have empty cells."""
-    parts = []
-    for config, target in SHIPPED.items():
-        names = [name for name in stages() if name.startswith(f"{config}/")]
+    parts, every = [], stages()
+    for config, (target, *_) in SHIPPED.items():
+        names = [name for name in every if name.startswith(f"{config}/")]
         compiled = {f"{r['compiled_by']}, {r['date']}": None for r in (rows.get(name) for name in names) if r}
         memory = find_target(target).chip.hbm_bytes / GiB
         parts.append(
@@ -135,6 +178,7 @@ def main() -> None:
                 continue
             print(f"  {'fits' if row['fits'] else 'does not fit'}: {row['peak_bytes'] / GiB:.1f} GiB", flush=True)
             write(args.out, read(args.out) | {name: row})  # read anew, so that two of these can share the file
+    write_table(args.docs, RECIPES, recipes(read(args.out)), END_OF_RECIPES)
     write_table(args.docs, BEGIN, table(read(args.out)), END)
 
 

@@ -158,7 +158,8 @@ def anybody_s_store(tmp_path_factory):
 def test_a_recipe_as_it_ships_trains_on_anybody_s_store(name, anybody_s_store, tmp_path):
     """What the file pins of the making of a store is that of its own; what the command line says is compared."""
     store, folder, tokenizer = anybody_s_store
-    named = [f"--config.data.store={store}", f"--config.data.tokenizer={folder}"]
+    one = "--config.data.mixture="  # in place of a recipe's mixture
+    named = [one, f"--config.data.store={store}", f"--config.data.tokenizer={folder}"]
     for config in parse_stages(load_config(ROOT / "configs" / f"{name}.py", named), inherit=False):
         train, held = open_or_build(config.data.store, config.data, tokenizer)
         assert (train.path, held.path) == (store / "train", store / "eval")
@@ -173,7 +174,7 @@ def test_a_recipe_as_it_ships_trains_on_anybody_s_store(name, anybody_s_store, t
             open_or_build(config.data.store, config.data, tokenizer)
     new = tmp_path / "new"  # where there is no store yet, the file says how to make it
     (config, *_) = parse_stages(
-        load_config(ROOT / "configs" / f"{name}.py", [f"--config.data.store={new}"]), inherit=False
+        load_config(ROOT / "configs" / f"{name}.py", [one, f"--config.data.store={new}"]), inherit=False
     )
     assert config.data.source == load_config(ROOT / "configs" / f"{name}.py", []).data.source
 
