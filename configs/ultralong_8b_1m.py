@@ -2,9 +2,10 @@
 
 Reproduces: UltraLong's continued pretraining at 1M (Xu et al., arXiv:2504.06214): LLaMA-3.1 8B Instruct in a single
 step from 128K on 1B tokens, at a learning rate of 3e-5. YaRN has a factor of 128 over 8,192 tokens, with alpha 1 and
-beta 4. Tokens attend across the documents of a sequence. Hardware: 64 H100 (80 GB), eight nodes with 1 TB of memory.
-Expected: 1.01B tokens (120 steps with 8,388,608 tokens); the held-out loss is lower at the end than at the start.
-Nobody has run this config yet. docs/finetuning.md has its estimated memory and days.
+beta 4. Documents are joined by the characters `<s>` in place of the end token, and tokens attend across them. Hardware:
+64 H100 (80 GB), eight nodes with 1 TB of memory. Expected: 1.01B tokens (120 steps with 8,388,608 tokens); the held-out
+loss is lower at the end than at the start. Nobody has run this config yet. docs/finetuning.md has its estimated memory
+and days.
 
 Documents: UltraLong takes fewer documents below 4K tokens and more above 8K, in each domain. Provide such documents
 (`data.source`). UltraLong's instruction tuning, on short data, is not part of this config.
@@ -16,7 +17,7 @@ with one sequence.
     ringformer plan --model=llama3.1_8b --target=64xH100 --seq_len=1048576 --batch_size=8
     ringformer estimate --config=configs/ultralong_8b_1m.py --target=64xH100
     ringformer data prepare --store=/share/long --source='jsonl:/share/long/*.jsonl' \\
-        --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --held_out=0.01
+        --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --held_out=0.01 --separator='<s>'
     sbatch --nodes=8 scripts/slurm.sh --target=64xH100 --config=configs/ultralong_8b_1m.py \\
         --init_from=/share/llama3.1-8b-instruct --store=/share/long \\
         --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --run_dir=/share/runs/ultralong-8b-1m
@@ -37,6 +38,7 @@ def get_config():
     config.data.source = "jsonl:data/long/*.jsonl"
     config.data.tokenizer = "models/llama3.1-8b-instruct/tokenizer.json"
     config.data.held_out = 0.01
+    config.data.separator = "<s>"  # ordinary text to this tokenizer
     config.data.packed_attention = "sequence"
     config.mesh_dim = "1,8,1,8"
     config.model.remat = "attention"

@@ -2,10 +2,10 @@
 
 Reproduces: UltraLong's continued pretraining at 4M (Xu et al., arXiv:2504.06214, and their model card): LLaMA-3.1 8B
 Instruct in a single step from 128K, 150 iterations with 2 sequences, at a learning rate of 3e-5. YaRN has a factor of
-512 over 8,192 tokens, with alpha 1 and beta 4. Tokens attend across the documents of a sequence. Hardware: 64 H100 (80
-GB), eight nodes with 1 TB of memory. Expected: 1.26B tokens (150 steps with 8,388,608 tokens), which UltraLong calls
-1B; the held-out loss is lower at the end than at the start. Nobody has run this config yet. docs/finetuning.md has its
-estimated memory and days.
+512 over 8,192 tokens, with alpha 1 and beta 4. Documents are joined by the characters `<s>` in place of the end token,
+and tokens attend across them. Hardware: 64 H100 (80 GB), eight nodes with 1 TB of memory. Expected: 1.26B tokens (150
+steps with 8,388,608 tokens), which UltraLong calls 1B; the held-out loss is lower at the end than at the start. Nobody
+has run this config yet. docs/finetuning.md has its estimated memory and days.
 
 Documents: UltraLong takes fewer documents below 4K tokens and more above 8K, in each domain. Provide such documents
 (`data.source`). UltraLong's instruction tuning, on short data, is not part of this config.
@@ -16,7 +16,7 @@ plan` chose: four nodes have one sequence, on a ring of 16 pairs of GPUs, and ea
     ringformer plan --model=llama3.1_8b --target=64xH100 --seq_len=4194304 --batch_size=2
     ringformer estimate --config=configs/ultralong_8b_4m.py --target=64xH100
     ringformer data prepare --store=/share/long --source='jsonl:/share/long/*.jsonl' \\
-        --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --held_out=0.01
+        --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --held_out=0.01 --separator='<s>'
     sbatch --nodes=8 scripts/slurm.sh --target=64xH100 --config=configs/ultralong_8b_4m.py \\
         --init_from=/share/llama3.1-8b-instruct --store=/share/long \\
         --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --run_dir=/share/runs/ultralong-8b-4m
@@ -37,6 +37,7 @@ def get_config():
     config.data.source = "jsonl:data/long/*.jsonl"
     config.data.tokenizer = "models/llama3.1-8b-instruct/tokenizer.json"
     config.data.held_out = 0.01
+    config.data.separator = "<s>"  # ordinary text to this tokenizer
     config.data.packed_attention = "sequence"
     config.mesh_dim = "1,2,2,16"
     config.model.remat = "attention"

@@ -109,7 +109,7 @@ def test_ultralong_has_its_published_rope_and_packing(name):
     seq_len, factor = ULTRALONG[name]
     assert run.seq_len == seq_len == 8192 * factor and run.optimizer.learning_rate == 3e-5
     assert run.model.rope_scaling == RopeScaling("yarn", factor, 8192, beta_slow=1.0, beta_fast=4.0)
-    assert run.model.rope_theta == 5e5 and not run.data.has_segments
+    assert run.model.rope_theta == 5e5 and not run.data.has_segments and run.data.separator == "<s>"
     assert 1e9 <= run.steps * run.batch_size * seq_len < 1.3e9
 
 
@@ -124,6 +124,7 @@ def test_olmo_has_its_published_stage():
     assert run.batch_size * run.seq_len == 2**22 and round(run.steps * 2**22 / 1e9, 3) == 50.0
     assert (run.optimizer.learning_rate, run.optimizer.warmup_steps) == (2.0712e-4, 200)
     assert (run.data.packing, run.data.packed_attention) == ("whole", "document")
+    assert run.data.mixture_by == "tokens"
     shares = {path: share / 50 for path, share in parse_mixture(run.data.mixture)}
     assert shares == {"data/long": 0.34, "data/short": 0.66}
     kinds = {(kind.window, kind.rope[1].kind) for kind in run.model.layer_kinds}
