@@ -10,6 +10,9 @@ from ringformer.data.chats.templates import TemplateName
 
 Format = Literal["documents", "tokens", ChatFormat]
 
+OF_DOCUMENTS = ("separator", "compressibility_tails", "retrieval_tasks")
+"""Options that only documents have."""
+
 
 @dataclass(frozen=True)
 class StoreOptions:
@@ -67,8 +70,7 @@ class StoreOptions:
         for field, values in (("format", get_args(Format)), ("template", get_args(TemplateName))):
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
-        only_documents = ("separator", "compressibility_tails", "retrieval_tasks")
-        for field in () if self.format == "documents" else only_documents:
+        for field in () if self.format == "documents" else OF_DOCUMENTS:
             if getattr(self, field):
                 raise ValueError(f"{key}{field}={getattr(self, field)!r} needs {key}format='documents'")
         if self.format == "tokens" and self.weight_field:

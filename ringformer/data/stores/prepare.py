@@ -27,7 +27,7 @@ from ringformer.data.sources.records import Malformed
 from ringformer.data.sources.tables import pinned
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded, in_groups
 from ringformer.data.stores.folder import check_folder, new_folder
-from ringformer.data.stores.options import StoreOptions
+from ringformer.data.stores.options import OF_DOCUMENTS, StoreOptions
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
 from ringformer.data.stores.token_rows import TokenEncoder
@@ -42,7 +42,7 @@ IN_FLIGHT = 3
 writing."""
 FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
 """Settings that are part of a store's fingerprint. The other settings only locate the documents."""
-FINGERPRINTED_IF_SET = ("chat_date", "weight_field", "separator", "compressibility_tails", "retrieval_tasks")
+FINGERPRINTED_IF_SET = ("chat_date", "weight_field", *OF_DOCUMENTS)
 """Settings that are part of it unless they are empty or 0."""
 
 Encoder = DocumentEncoder | ChatEncoder | TokenEncoder
@@ -167,8 +167,7 @@ def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
         return common | {"skip_empty": options.skip_empty}
     common["weight_field"] = options.weight_field
     if options.format == "documents":
-        keys = ("field", "skip_empty", "separator", "compressibility_tails", "retrieval_tasks")
-        return common | {key: getattr(options, key) for key in keys}
+        return common | {key: getattr(options, key) for key in ("field", "skip_empty", *OF_DOCUMENTS)}
     return common | {
         "template": template_id(options.template, tokenizer),
         "chat_date": options.chat_date if options.template == "tokenizer" else "",
