@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.data import too_often, too_short
-from ringformer.hardware import chip_of
+from ringformer.hardware import GiB, chip_of
 from ringformer.models.registry import flops_per_token, registered_by
 from ringformer.runs.config import Config
 from ringformer.runs.folder import RunFolder
@@ -80,6 +80,7 @@ class StepReports:
         chip = chip_of(mesh.devices.flat[0].device_kind)
         flops = flops_per_token(config.model, config.seq_len)
         self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size) if chip and flops else None
+        self._devices = mesh.local_devices
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._last = time.perf_counter()
         self._announce(run, folder)
@@ -157,6 +158,9 @@ class StepReports:
         }
         if self._mfu_per_rate:
             values["mfu"] = self._mfu_per_rate * values["tokens_per_second"]
+        peak = max((device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in self._devices)
+        if peak > 0:
+            values["peak_memory_gib"] = peak / GiB
         remarks = self._watch.see(step, values)
         if not values["trained_tokens"]:
             del values["loss"]  # it has no tokens

@@ -1,12 +1,19 @@
 """A run whose every reported number is computed again, from the data and the parameters that it saved."""
 
+import dataclasses
 import math
+import re
+import struct
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
+from ringformer.hardware import CHIPS
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train import reports as step_reports
 from ringformer.train.loop import train
@@ -17,6 +24,12 @@ from tests.train.runs import MODEL, flatten, read_metrics, read_parameters, writ
 
 SECONDS = 2.0
 """Each step's, by the clock of the run."""
+FIELDS = {
+    *("loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "peak_memory_gib"),
+    *("trained_tokens", "masked_tokens"),
+    *("eval_loss", "eval_bits_per_byte", "eval_perplexity", "eval_tokens", "eval_loss_to_N"),
+}
+"""What boards get of a run on chats."""
 ARCHITECTURE = llama.Architecture(MODEL.rope_theta, MODEL.norm_eps)
 
 
@@ -136,3 +149,49 @@ def test_every_number_of_a_run_follows_from_what_it_saved(config, monkeypatch):
         assert len(positions) == len(expected_positions)
         for bucket, expected_bucket in zip(positions, expected_positions, strict=True):
             assert bucket == pytest.approx(expected_bucket, rel=1e-5)
+
+
+def events(run_dir: str) -> dict[int, dict[str, float]]:
+    """The scalars of the event files, by step."""
+    (path,) = Path(run_dir).glob("events.out.tfevents*")
+    data, place, scalars = path.read_bytes(), 0, {}
+    while place < len(data):  # of each record: length, checksum, content, checksum
+        (length,) = struct.unpack_from("<Q", data, place)
+        event = Event.FromString(data[place + 12 : place + 12 + length])
+        place += 16 + length
+        for value in event.summary.value:
+            assert value.tag not in scalars.setdefault(event.step, {})
+            scalars[event.step][value.tag] = value.simple_value
+    return scalars
+
+
+@pytest.mark.parametrize("peaks", [True, False], ids=["devices that count", "devices that do not"])
+def test_boards_have_every_field(config, monkeypatch, peaks):
+    """Memory is that of the device that used most, and absent where it is not counted."""
+    sent = []
+    board = SimpleNamespace(log=lambda values, step: sent.append((step, values)), finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: board))
+    monkeypatch.setattr(step_reports, "chip_of", lambda kind: CHIPS["H100"])
+    if peaks:
+        count = {"bytes_in_use": 2**20, "peak_bytes_in_use": 0}
+        used = lambda device: count | {"peak_bytes_in_use": (8 - device.id) * 2**28}  # noqa: E731
+        monkeypatch.setattr(type(jax.devices()[0]), "memory_stats", used)
+    config = dataclasses.replace(config, tensorboard=True, wandb="project", steps=2)
+    train(prepare(config))
+    rows = read_metrics(config.run_dir)
+    assert [row["step"] for row in rows] == [0, 1, 2, 2]
+    for row, (step, values) in zip(rows, sent, strict=True):
+        by_position = row.pop("eval_by_position", [])
+        assert {"step": step, **values} == row | {f"eval_loss_to_{x['last']}": x["loss"] for x in by_position}
+        assert row.get("peak_memory_gib") == (2.0 if peaks and "loss" in row else None)
+        assert ("mfu" in row) == ("loss" in row)
+    by_step = {step: dict(x for s, values in sent if s == step for x in values.items()) for step, _ in sent}
+    assert events(config.run_dir) == {step: pytest.approx(values, rel=1e-6) for step, values in by_step.items()}
+    fields = {re.sub(r"_to_\d+", "_to_N", name) for _, values in sent for name in values}
+    assert fields == FIELDS - (set() if peaks else {"peak_memory_gib"})
+
+
+def test_every_field_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "train.md").read_text()
+    table = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == FIELDS
