@@ -8,12 +8,14 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ringformer.checkpoints.saved_model import base_of, lora_of, model_of, restore_adapters
+from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import ParamPath, Weight
+from ringformer.convert.model_card import model_card
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder
-from ringformer.files.hub import PREFIX
-from ringformer.files.run_layout import CONFIG
-from ringformer.files.untrusted import contained, read_object
+from ringformer.files.hub import repository_of
+from ringformer.files.run_layout import CARD, CONFIG, LICENCES
+from ringformer.files.untrusted import contained, contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import as_decoder
 from ringformer.parallel.lora import PROJECTIONS
@@ -73,7 +75,7 @@ def read_adapters(run_dir: Path) -> dict:
 
 def to_peft(run_dir: str | Path, out: str | Path) -> int:
     """Write the adapters of a run's latest checkpoint as PEFT does: adapter_config.json and adapter_model.safetensors,
-    float32. Return the number of parameters.
+    float32, with a model card. Return the number of parameters.
 
     Raises:
       ValueError: if the run has no adapters, or `out` is not empty.
@@ -89,11 +91,11 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
         for i, name in enumerate(Weight(("layers", part, weight), config).names):
             tensors[_peft_name(name, "A")] = np.ascontiguousarray(a[i].reshape(-1, lora.rank).T)
             tensors[_peft_name(name, "B")] = np.ascontiguousarray(b[i].reshape(lora.rank, -1).T)
-    base, commit = base_of(run_dir), None
+    base, context = base_of(run_dir), read_object(run_dir, CONFIG)["seq_len"]
     made_of = read_object(base, CONFIG)
-    name = str(base) if "adapters" in made_of else made_of.get("origin", str(base))
-    if name.startswith(PREFIX):
-        name, _, commit = name.removeprefix(PREFIX).partition("@")
+    loadable = "origin" in made_of and "adapters" not in made_of
+    name, commit = repository_of(made_of["origin"] if loadable else str(base))
+    hf = to_hf_config(config, max_position=context, dtype="float32", token_ids={})
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -107,10 +109,16 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    with output_folder(Path(out), ()) as building:
+    count, carried = sum(x.size for x in tensors.values()), contained_files(run_dir, LICENCES)
+    changed = any(getattr(config, name) != getattr(model_of(base), name) for name in config.CONTEXT)
+    options = {"revision": commit, "rope_parameters": hf["rope_parameters"] if changed else None}
+    load = ", ".join([repr(name if loadable else "BASE"), *(f"{key}={x!r}" for key, x in options.items() if x)])
+    card = model_card(run_dir, hf, count, carried, load)
+    with output_folder(Path(out), carried) as building:
         save_file(tensors, building / ADAPTERS, {"format": "pt"})
         (building / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
-    return sum(x.size for x in tensors.values())
+        (building / CARD).write_text(card, encoding="utf-8")
+    return count
 
 
 def from_peft(path: Path, config: DecoderConfig) -> Factors:

@@ -9,13 +9,14 @@ from ringformer.convert.adapters import adapters_of, add_adapters
 from ringformer.convert.block_streams import open_streams
 from ringformer.convert.hf_config import text_config, to_hf_config
 from ringformer.convert.hf_weights import weights
+from ringformer.convert.model_card import model_card
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import CODES, cast, supported_dtype, write_tensors
 from ringformer.data.tokenizers.load import load_tokenizer
-from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG
+from ringformer.files.run_layout import CARD, CARRIED, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.registry import as_decoder, hugging_face_of
+from ringformer.models.registry import as_decoder
 
 
 class Exported(NamedTuple):
@@ -28,7 +29,7 @@ class Exported(NamedTuple):
 
 
 def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_bytes: int = 5 * 10**9) -> Exported:
-    """Write the parameters of a run's latest checkpoint to the folder `out`: safetensors, config.json, tokenizer.
+    """Write the parameters of a run's latest checkpoint to the folder `out`: safetensors, config.json, tokenizer, card.
 
     Needs host memory for a few blocks and a cache of one layer's largest matrix (`block_streams.CACHE_BYTES`). If the
     run trained adapters, they are added to the weights.
@@ -53,11 +54,6 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     checkpoint = latest_checkpoint(base)
     carried, imported = contained_files(run_dir, CARRIED), contained_files(run_dir, [HF_CONFIG])
     config = as_decoder(model_of(run_dir), run_dir)
-    if hugging_face_of(type(config)) is None:
-        raise ValueError(
-            f"{run_dir} holds a {type(config).__name__}: only the families of ringformer can be exported, and those "
-            "derived from them that change nothing"
-        )
     run, hf = read_object(run_dir, CONFIG), text_config(read_object(run_dir, HF_CONFIG))[0] if imported else {}
     stored = open_streams(checkpoint, config)
     named: Any = dtype or hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
@@ -73,6 +69,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         dtype=named,
         token_ids=_token_ids(run_dir, run, hf),
     )
+    card = model_card(run_dir, hf_config, config.num_params, carried)
     reading_order = ("embed", "layers", "norm", "head")
     tensors = [(w, layer, name) for w in weights(config) for layer, name in enumerate(w.names)]
     tensors.sort(key=lambda tensor: (reading_order.index(tensor[0].path[0]), tensor[1]))
@@ -88,6 +85,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         shapes = {name: weight.tensor_shape for name, (weight, _) in place.items()}
         write_tensors(building, shapes, target, shard_bytes, blocks)
         (building / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
+        (building / CARD).write_text(card, encoding="utf-8")
     return Exported(config, named, origin)
 
 

@@ -133,7 +133,10 @@ def to_hf_config(config: DecoderConfig, *, max_position: int, dtype: str, token_
     """
     table = hugging_face_of(type(config))
     if table is None:
-        raise ValueError(f"{type(config).__name__} has no translation to Hugging Face's config.json")
+        raise ValueError(
+            f"the model is a {type(config).__name__}: only the families of ringformer can be exported, and those "
+            "derived from them that change nothing"
+        )
     if config.attention in REGISTERED:
         raise ValueError(
             f"the model has attention {config.attention!r}, which transformers' {table.architecture} has not: it "

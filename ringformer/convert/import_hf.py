@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder, cast, supported_dtype
 from ringformer.files.hub import MODEL_FILES, on_hub, snapshot
 from ringformer.files.manifest import write_manifest
-from ringformer.files.run_layout import CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG
+from ringformer.files.run_layout import BASE_CARD, CARD, CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained, contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import registered_by
@@ -48,7 +49,7 @@ def from_hf(
     if not contained(path, "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
     hf = read_object(path, "config.json")
-    carried = contained_files(path, CARRIED)
+    carried, card = contained_files(path, CARRIED), contained_files(path, [CARD])
     config, tensors = from_hf_config(hf), TensorFolder(path, wrapped="text_config" in hf)
     check_tensors(tensors, config)
     factors = {} if adapters is None else from_peft(Path(adapters), config)
@@ -61,7 +62,9 @@ def from_hf(
             json.dumps({"model": dataclasses.asdict(config)} | made_of | registered_by(config), indent=1) + "\n"
         )
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
-        write_manifest(building, names=[CONFIG, HF_CONFIG, *(file.name for file in carried)])
+        for file in card:
+            shutil.copyfile(file, building / BASE_CARD)
+        write_manifest(building, names=[file.name for file in building.iterdir() if file.is_file()])
     return config
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.evals.case_file import CaseFile, CheckRow
 from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
+from ringformer.files.run_layout import EVALS
 from ringformer.inference.options import load_generator
 from ringformer.inference.run_text import RunText
 from ringformer.inference.text_generator import TextGenerator
@@ -132,7 +133,7 @@ def _checked_lengths(args: argparse.Namespace, context: int | None) -> list[int]
 @contextmanager
 def out_folder(args: argparse.Namespace, name: str) -> Iterator[Path]:
     """Create and lock the folder of the outputs. Raises ValueError if another process writes to it."""
-    folder = Path(args.out) if args.out else Path(args.run) / "evals" / name
+    folder = Path(args.out) if args.out else Path(args.run) / EVALS / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 PREFIX = "hf://"
-MODEL_FILES = "*.json", "*.safetensors", "tokenizer*", "*.jinja"
+MODEL_FILES = "*.json", "*.safetensors", "tokenizer*", "*.jinja", "README.md", "LICENSE*", "NOTICE", "USE_POLICY.md"
 TOKENIZER_FILES = "tokenizer*", "*.jinja"
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -27,6 +27,12 @@ def on_hub(path: str | Path) -> bool:
     """Return True for hf://ORGANISATION/NAME, and for ORGANISATION/NAME if there is no such file or folder."""
     text = str(path)
     return text.startswith(PREFIX) or (_ID.fullmatch(text.partition("@")[0]) is not None and not Path(text).exists())
+
+
+def repository_of(origin: str) -> tuple[str, str | None]:
+    """Return the repository and the commit in a snapshot's name; of anything else, such as a folder, only the name."""
+    repo, _, commit = origin.removeprefix(PREFIX).partition("@")
+    return (repo, commit) if origin.startswith(PREFIX) and commit and _ID.fullmatch(repo) else (origin, None)
 
 
 def local(path: str | Path, files: Sequence[str] | None = None, kind: Literal["model", "dataset"] = "model") -> Path:

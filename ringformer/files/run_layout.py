@@ -8,12 +8,19 @@ CHECKPOINTS = "checkpoints"
 IDENTITY = "identity.json"
 """The record of what defines a run (`runs/record.py`)."""
 CHANGES = "changes.jsonl"
+EVALS = "evals"
 STAGES = "stages.json"
 """The record of all stages, in the folder of a run in stages."""
 
 HF_CONFIG = "hf_config.json"
 """The config.json of a model that was converted from Hugging Face, kept beside it."""
+CARD = "README.md"
+BASE_CARD = "base_model_card.md"
+"""The card of a model that was converted from Hugging Face, kept beside it and beside its exports."""
+LICENCES = BASE_CARD, "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "USE_POLICY.md"
+"""Files of a model that bind whoever passes it on."""
 CARRIED = (
+    *LICENCES,
     "tokenizer.model",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -65,6 +65,17 @@ def test_peft_has_the_same_logits_and_tokens(folder):
     assert model.generate([PROMPT], max_new_tokens=12) == [text[len(PROMPT) :]]
 
 
+def test_the_code_of_the_card_loads_them(folder, monkeypatch):
+    monkeypatch.chdir(folder / "peft")
+    code = (folder / "peft" / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    exec(code, names := {})
+    with torch.no_grad():
+        logits, expected = (
+            model(torch.tensor([PROMPT])).logits for model in (names["model"].eval(), with_peft(folder))
+        )
+    assert torch.equal(logits, expected)
+
+
 def test_merged_weights_are_those_of_peft(folder):
     merged = with_peft(folder).merge_and_unload().state_dict()
     exported = load_file(folder / "merged" / "model.safetensors")

@@ -20,6 +20,7 @@ class Mutation(NamedTuple):
 
 
 PRECISION = "train/test_precision.py::test_no_error_grows[1,1,1,8]"
+CARD = "convert/test_model_card.py::{}"
 ADAMW = "train/test_optimizer.py::test_a_run_is_adamw_on_the_gradients_of_the_oracle[{}]".format
 UNTIED, TIED = ADAMW("cosine-7-False"), ADAMW("constant-3-True")
 NUMBERS = "train/test_reported_numbers.py::test_every_number_of_a_run_follows_from_what_it_saved"
@@ -596,6 +597,41 @@ MUTATIONS = [
         "hashes = tree_hashes(Path(infos[0].parent_dir))",
         "hashes = None",
         "checkpoints/test_compared_as_read.py::test_an_export_compares_what_it_reads[zarr 3]",
+    ),
+    Mutation(
+        "a card counts the documents of another store",
+        "convert/model_card.py",
+        "== digest else meta",
+        "!= [] else meta",
+        CARD.format("test_what_is_not_known_is_left_out"),
+    ),
+    Mutation(
+        "a card has the evaluations of other checkpoints",
+        "convert/model_card.py",
+        "if table and checkpoint in cases",
+        "if table and '' in cases",
+        CARD.format("test_what_is_not_known_is_left_out"),
+    ),
+    Mutation(
+        "a card names a base that has other weights now",
+        "convert/model_card.py",
+        "not in ({}, contents(began))",
+        "is None",
+        CARD.format("test_what_is_not_known_is_left_out"),
+    ),
+    Mutation(
+        "a text breaks a card's table",
+        "convert/model_card.py",
+        "visible(str(value)[:1000]).translate(ESCAPES)",
+        "str(value)[:1000]",
+        CARD.format("test_texts_of_strangers_stay_texts"),
+    ),
+    Mutation(
+        "the card of adapters loads them with the rope of their base",
+        "convert/adapters.py",
+        'hf["rope_parameters"] if changed',
+        'hf["rope_parameters"] if not changed',
+        CARD.format("test_its_code_loads_the_model[peft-adapted]"),
     ),
     Mutation(
         "a damaged checkpoint stays where it is",
