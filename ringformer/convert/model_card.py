@@ -1,6 +1,7 @@
 """Model card of an export, README.md: what the run, the runs before it, their stores and the original model recorded.
 
-A text from a folder, which may be a stranger's, is one line of code here, or metadata with the form of a name."""
+A text from a folder, which may be a stranger's, is one line of code here, or metadata with the form of a name.
+"""
 
 import json
 import re
@@ -37,13 +38,12 @@ def model_card(run_dir: Path, hf: dict[str, Any], parameters: int, carried: Iter
     name, commit = repository_of(str(began.get("origin") or ("random weights" if runs else "")))
     metadata: dict[str, Any] = {"library_name": "peft" if base else "transformers", "tags": ["ringformer"]}
     metadata |= {"base_model": name} if commit and (not base or (len(runs) == 1 and "adapters" not in began)) else {}
-    facts: dict[str, dict[str, Any]] = {"Weights": {"parameters": parameters, "dtype": hf["dtype"]}}
+    facts: dict[str, dict] = {"Weights": {"parameters": parameters, "dtype": hf["dtype"]}}
     facts |= {"Base model": {"name": name, "commit": commit, "adapters": began.get("adapters")}} if name else {}
-    context = None if base else hf["max_position_embeddings"]
-    facts["Rope"] = {"rope_parameters": hf["rope_parameters"], "context": context}
+    facts["Rope"] = {"rope_parameters": hf["rope_parameters"]}
+    facts["Rope"] |= {} if base else {"max_position_embeddings": hf["max_position_embeddings"]}
     facts["Exported by"] = {"ringformer": ringformer.__version__, "jax": jax.__version__}
-    files = {path.name: path for path in carried}
-    if BASE_CARD in files:
+    if BASE_CARD in (files := {path.name: path for path in carried}):
         front = re.match(r"\s*---\n(.*?)\n---$", files[BASE_CARD].read_text(errors="replace"), re.DOTALL | re.MULTILINE)
         metadata |= {key: value for key, _, value in LICENCE.findall(front[1])} if front else {}
         facts["Card of the base model"] = {"file": BASE_CARD}
@@ -53,8 +53,9 @@ def model_card(run_dir: Path, hf: dict[str, Any], parameters: int, carried: Iter
     code = sorted([LOAD[0], LOAD[1].format(base or "'.'"), *more], key=lambda line: not line.startswith("from"))
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
     lines += [f"# {'Adapters of ' if base else ''}{hf['architectures'][0]}", "", *(_fact(*x) for x in facts.items())]
-    lines += ["", "## Load", "", "```python", *code, "```", *(_training(runs) if runs else ()), *_evaluations(run_dir)]
-    return "\n".join(lines) + "\n"
+    lines += ["", "## Load in this folder", "", "```python", *code, "```"]
+    lines += [*(_training(runs) if runs else ()), *_evaluations(run_dir), ""]
+    return "\n".join(lines)
 
 
 def _history(run_dir: Path) -> tuple[list[tuple[Path, int, Identity]], dict[str, Any]]:
@@ -77,7 +78,7 @@ def _training(runs: list[tuple[Path, int, Identity]]) -> Iterator[str]:
     facts, table, evaluations = list[str](), [], list[dict[str, Any]]()
     for folder, step, identity in runs:
         evaluations = [row for row in read_metrics(folder / METRICS) if "eval_loss" in row and row["step"] <= step]
-        losses = [row["eval_loss"] for row in evaluations] or [None]
+        first, last = (evaluations[0]["eval_loss"], evaluations[-1]["eval_loss"]) if evaluations else (None, None)
         changes = (folder / CHANGES).read_text(errors="replace") if (folder / CHANGES).is_file() else ""
         facts += _data(folder, identity)
         facts += [_fact("Changed", {"run": folder.name, "record": line}) for line in changes.splitlines()]
@@ -85,7 +86,7 @@ def _training(runs: list[tuple[Path, int, Identity]]) -> Iterator[str]:
         tokens = None if resized else step * int(identity["batch_size"]) * int(identity["seq_len"])
         settings = {key.rpartition(".")[2]: value for key, value in identity.items()}
         steps = {"run": folder.name, "steps": step, "tokens": tokens} | {name: settings[name] for name in COLUMNS}
-        table.append(steps | {"first held-out loss": losses[0], "last held-out loss": losses[-1]})
+        table.append(steps | {"first held-out loss": first, "last held-out loss": last})
     yield from ("", "## Training", "", *dict.fromkeys(facts), "", *_table(table))
     for row in evaluations[-1:]:
         yield from ("", f"Held-out loss by position at step {row['step']:,}, in nats per token:", "")
@@ -115,12 +116,8 @@ def _evaluations(run_dir: Path) -> Iterator[str]:
     for folder in sorted((run_dir / EVALS).glob("*")):
         cases, *table = [path.read_text() for path in contained_files(folder, ("cases.jsonl", "table.txt"))] or [""]
         if table and checkpoint in cases.partition("\n")[0]:
-            yield from (
-                "",
-                f"## Evaluation {_text(folder.name)}",
-                "",
-                *(f"    {visible(x)}" for x in table[0].splitlines()),
-            )
+            yield from ("", f"## Evaluation {_text(folder.name)}", "")
+            yield from (f"    {visible(line)}" for line in table[0].splitlines())
 
 
 def _fact(name: str, values: dict[str, Any]) -> str:

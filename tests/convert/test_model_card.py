@@ -134,7 +134,7 @@ def test_every_number_is_one_that_the_run_recorded(folder):
     assert card.fact("Weights") == {"parameters": f"{size:,}", "dtype": "`float32`"}
     assert card.fact("Base model") == {"name": "`local/tiny`", "commit": f"`{COMMIT}`"}
     assert json.loads(re.search(r"rope_parameters `(.*?)`", card.text)[1]) == hf["rope_parameters"]
-    assert hf["rope_parameters"]["rope_theta"] == 4e4 and "context 256" in card.text
+    assert hf["rope_parameters"]["rope_theta"] == 4e4 and "max_position_embeddings 256" in card.text
     assert card.fact("Data") == {
         "store": f"`{folder}/store`",
         "source": f"`jsonl:{folder}/rows.jsonl`",
@@ -217,7 +217,7 @@ def test_adapters_and_all_runs_before_them(folder):
 def test_a_converted_model_has_no_training(folder, tmp_path):
     to_hf(folder / "base", tmp_path / "back")
     card = Parsed(tmp_path / "back")
-    assert card.headings == ["Qwen3ForCausalLM", "Load"] and card.tables == []
+    assert card.headings == ["Qwen3ForCausalLM", "Load in this folder"] and card.tables == []
     assert card.data["base_model"] == "local/tiny"
     bare = shutil.copytree(folder / "base", tmp_path / "brought neither")
     for name in ("base_model_card.md", "LICENSE", "manifest.json"):
@@ -267,7 +267,7 @@ def test_what_is_not_known_is_left_out(folder, tmp_path):
     assert card.fact("Base model") == {"name": f"`{folder}/run/stage-1-32`"} and "base_model" not in card.data
     header, *runs = card.tables[0]
     assert [cells[header.index("tokens")] for cells in runs] == ["-"]
-    assert card.headings == ["Qwen3ForCausalLM", "Load", "Training"]
+    assert card.headings == ["Qwen3ForCausalLM", "Load in this folder", "Training"]
 
 
 def test_a_mixture_has_the_share_of_each_store(folder, tmp_path):
@@ -322,7 +322,11 @@ def test_the_origin_of_a_stranger_is_no_metadata(folder, tmp_path):
         (base / "config.json").write_text(json.dumps(content))
         to_hf(base, tmp_path / "back")
         card = Parsed(tmp_path / "back")
-        assert "base_model" not in card.data and card.headings == ["Qwen3ForCausalLM", "Load"] and card.html == []
+        assert (
+            "base_model" not in card.data
+            and card.headings == ["Qwen3ForCausalLM", "Load in this folder"]
+            and card.html == []
+        )
         shutil.rmtree(tmp_path / "back")
 
 
