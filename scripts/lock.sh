@@ -43,3 +43,4 @@ upgrade=()
 lock test test
 only_docs
 lock train train plot
+lock cuda train plot cuda

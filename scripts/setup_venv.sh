@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Make .venv if it does not exist, and install ringformer into it: scripts/setup_venv.sh [EXTRA]. EXTRA is an extra of
 # pyproject.toml (train, test, docs, dev, cuda, tpu, ...; default: train). Other scripts use this script.
-# Versions and hashes come from requirements/test.txt or dev.txt for these two extras, and from train.txt for the others
-# (scripts/lock.sh writes these files). pip adds packages whose build depends on the machine: CUDA and TPU libraries, torch.
+# Versions and hashes come from requirements/test.txt, dev.txt or cuda.txt for these extras, and from train.txt for the others
+# (scripts/lock.sh writes these files). pip adds packages whose build depends on the machine: TPU libraries, torch.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 extra=${1:-train}
@@ -15,7 +15,7 @@ if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv
 fi
 case "$extra" in
-    test | dev) lock=requirements/$extra.txt ;;
+    test | dev | cuda) lock=requirements/$extra.txt ;;
     *) lock=requirements/train.txt ;;
 esac
 # Do nothing if this extra was already installed from the current files.

@@ -197,6 +197,8 @@ def test_a_command_is_one(words):
         check_options_of_a_file(rest)
     elif program == ".venv/bin/pre-commit":
         assert rest == ["install"] and (ROOT / ".pre-commit-config.yaml").is_file()
+    elif program == "docker":
+        check_docker(rest)
     elif program == "vllm":
         check_vllm(rest)
     elif program == "curl":
@@ -243,6 +245,21 @@ def check_pip(words: list[str]) -> None:
         assert named and {*(named[1] or "").split(",")} - {""} <= extras.keys(), words
     else:
         assert words[1:] == ["pre-commit"]
+
+
+DOCKER_OPTIONS = {"--rm", "--init", "--gpus", "--ipc", "--stop-timeout", "--user", "--volume", "--env"}
+
+
+def check_docker(words: list[str]) -> None:
+    """It builds a Dockerfile of this repository, or runs a verb in an image that the pages build."""
+    if words[0] == "build":
+        assert words[1] == "-f" and (ROOT / words[2]).is_file() and words[3] == "-t" and words[5:] == ["."]
+        return
+    image = next(i for i, word in enumerate(words[1:], 1) if not word.startswith("-"))
+    built = re.findall(r"^docker build .* -t (\S+)", "".join(b.text for b in BLOCKS), re.MULTILINE)
+    assert words[0] == "run" and {word.split("=")[0] for word in words[1:image]} <= DOCKER_OPTIONS
+    assert words[image] in built
+    check_verb(words[image + 1 :])
 
 
 def check_vllm(words: list[str]) -> None:

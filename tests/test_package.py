@@ -21,7 +21,13 @@ from ringformer.ops.kernels.chunk_sizes import TABLES
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-LOCKS = {"train": ["train", "plot"], "test": ["test"], "docs": ["docs"], "dev": ["dev"]}
+LOCKS = {
+    "train": ["train", "plot"],
+    "cuda": ["train", "plot", "cuda"],
+    "test": ["test"],
+    "docs": ["docs"],
+    "dev": ["dev"],
+}
 """The lock files of scripts/lock.sh, with the extras that they hold; docs.txt holds that extra alone."""
 
 UNLOCKED = {"torch"}
@@ -84,11 +90,12 @@ def test_a_lock_file_holds_what_its_extras_ask_for(lock, python):
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_everything_locked_has_hashes_and_nothing_is_of_gigabytes(lock):
+def test_everything_locked_has_hashes_and_only_cuda_is_of_gigabytes(lock):
     text = (ROOT / f"requirements/{lock}.txt").read_text()
     entries = re.split(r"\n(?=[a-z])", text[text.index("\n", text.index("lock.sh")) :].strip())
     assert len(entries) > 20 and all("--hash=sha256:" in entry for entry in entries)
-    assert not re.search(r"^(nvidia|cuda|triton|torch|jax-cuda)", text, re.MULTILINE)
+    of_gigabytes = re.findall(r"^(nvidia|cuda|triton|torch|jax-cuda)", text, re.MULTILINE)
+    assert set(of_gigabytes) == ({"nvidia", "jax-cuda"} if lock == "cuda" else set())
     assert "://" not in text and "file:" not in text, "any index will do: the hashes say which files"
 
 
@@ -96,7 +103,9 @@ def test_lock_files_agree():
     for python in ENDS:
         everything = pins("dev", python)
         for lock in LOCKS:
-            assert pins(lock, python).items() <= everything.items()
+            gpu = {name for name in pins(lock, python) if re.match("nvidia-|jax-cuda", name)}
+            assert {name: v for name, v in pins(lock, python).items() if name not in gpu}.items() <= everything.items()
+            assert bool(gpu) == (lock == "cuda")
 
 
 def test_both_ends_of_the_range_are_allowed():

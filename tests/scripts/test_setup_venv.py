@@ -41,7 +41,8 @@ def installing(tmp_path):
         ([], "train", "--no-build-isolation --no-deps --editable ."),
         (["train"], "train", "--no-build-isolation --no-deps --editable ."),
         (["test"], "test", "--no-build-isolation --editable .[train,test]"),
-        (["cuda"], "train", "--no-build-isolation --editable .[train,cuda]"),
+        (["cuda"], "cuda", "--no-build-isolation --editable .[train,cuda]"),
+        (["tpu"], "train", "--no-build-isolation --editable .[train,tpu]"),
     ],
     ids=str,
 )
