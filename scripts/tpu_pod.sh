@@ -16,6 +16,7 @@ usage: bash scripts/tpu_pod.sh --name=NAME --zone=ZONE --accelerator=v5litepod-2
   --accelerator=TYPE  v4-512, v5litepod-256, v5p-128, v6e-64, tpu7x-128, ...
   --project=PROJECT   project of the slice (default: gcloud's project)
   --nfs=IP:/SHARE     a file system to mount at /mnt/share on all hosts, unless they already share one
+  --bucket=gs://NAME  instead of it, a bucket with a hierarchical namespace, mounted with gcsfuse
   --spot              request a cheaper slice that can be taken away at any time; then run the command again
   --follow            only show the output of process 0; Ctrl-C does not stop the run
   --stop              save and end the current run
@@ -25,7 +26,7 @@ $COMMON_OPTIONS
 END
 }
 parse_options "$@"
-name="" zone="" accelerator="" nfs="" only="" where=() create=()
+name="" zone="" accelerator="" nfs="" bucket="" only="" where=() create=()
 for option in "${own[@]}"; do
     case "$option" in
         --name=*) name=${option#*=} ;;
@@ -33,6 +34,7 @@ for option in "${own[@]}"; do
         --project=*) where+=("$option") ;;
         --accelerator=*) accelerator=${option#*=} ;;
         --nfs=*) nfs=${option#*=} ;;
+        --bucket=*) bucket=${option#*=} ;;
         --spot) create+=(--spot) ;;
         --follow | --stop) only=${option#--} ;;
         *) fail "unknown option $option (--help lists them)" ;;
@@ -53,6 +55,10 @@ target=${target:-$slice-${accelerator#*-}}
 if [ -n "$nfs" ] && ! [[ "$nfs" =~ ^[A-Za-z0-9][A-Za-z0-9.-]*:/ ]]; then
     fail "--nfs=$nfs is no IP:/SHARE"
 fi
+if [ -n "$bucket" ] && ! [[ "$bucket" =~ ^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$ ]]; then
+    fail "--bucket=$bucket is no gs://NAME"
+fi
+[ -z "$nfs" ] || [ -z "$bucket" ] || fail "--nfs and --bucket are both mounted at /mnt/share: choose one"
 tpus=(gcloud compute tpus)
 
 # on_all_hosts COMMAND: run a line of shell on all hosts at once.
@@ -114,6 +120,18 @@ if [ -z "$dry_run" ]; then
 $changed"
     git ls-files --error-unmatch -- "$config" >/dev/null 2>&1 || fail "$config is not committed: the hosts would not have it"
 fi
+# A finished checkpoint gets its name by a rename of its folder, which gcsfuse does at once in such buckets alone.
+if [ -n "$bucket" ]; then
+    describe=(gcloud storage buckets describe "$bucket" --raw '--format=value(hierarchicalNamespace.enabled)')
+    if [ -n "$dry_run" ]; then
+        run "this host" "${describe[@]}"
+    else
+        hierarchical=$("${describe[@]}") || fail "gcloud does not describe $bucket (above)"
+        [[ "$hierarchical" =~ ^[Tt]rue$ ]] || fail "$bucket has no hierarchical namespace, so gcsfuse cannot rename folders \
+there. Create another one: gcloud storage buckets create gs://NAME --location=REGION --uniform-bucket-level-access \
+--enable-hierarchical-namespace"
+    fi
+fi
 estimate_first
 now=NONE
 [ -n "$dry_run" ] || now=$(state) || exit 2
@@ -149,6 +167,16 @@ run "this host" git archive --format=tar.gz "--output=$archive" HEAD
 run "this host" "${tpus[@]}" tpu-vm scp "$archive" "$name:ringformer.tar.gz" "${where[@]}" --worker=all
 [ -z "$nfs" ] || on_all_hosts "sudo apt-get install -y -q nfs-common && sudo mkdir -p /mnt/share && \
 (mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$nfs") /mnt/share)"
+# What gcsfuse chooses for TPU hosts would break promises (docs/reliability.md, "A bucket as a file system").
+gcsfuse="gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 --enable-streaming-writes=false \
+--rename-dir-limit=0"
+packages=https://packages.cloud.google.com/apt key=/usr/share/keyrings/cloud.google.asc
+[ -z "$bucket" ] || on_all_hosts "(command -v gcsfuse >/dev/null || \
+(curl -fsSL $packages/doc/apt-key.gpg | sudo tee $key >/dev/null && \
+echo \"deb [signed-by=$key] $packages gcsfuse-\$(lsb_release -c -s) main\" | sudo tee /etc/apt/sources.list.d/gcsfuse.list && \
+sudo apt-get update -q && sudo apt-get install -y -q gcsfuse)) && sudo mkdir -p /mnt/share && \
+(! mountpoint -q /mnt/share || fusermount -u /mnt/share) && sudo chown \"\$(id -un)\" /mnt/share && \
+$gcsfuse ${bucket#gs://} /mnt/share"
 # The Python of the image is older than 3.11, which ringformer needs.
 on_all_hosts "mkdir -p ringformer && tar -xzf ringformer.tar.gz -C ringformer && python3 -m pip install -q --user uv && \
 (test -x ringformer/.venv/bin/python || python3 -m uv venv -q --python 3.12 ringformer/.venv) && \

@@ -13,6 +13,7 @@ Otherwise it is refused, and the error names the holder. If a holder was silent 
 that another process took the lock, and stops (`check`).
 """
 
+import errno
 import json
 import os
 import re
@@ -99,7 +100,9 @@ class RunLock:
             self._number, self._path = last + 1, self._folder / f"{last + 1}.json"
             try:
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-            except FileExistsError:
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ESTALE):  # ESTALE: from the close, in a bucket (gcsfuse)
+                    raise
                 continue  # another process was faster
             self._write()
             if max(self._numbers()) == self._number:

@@ -438,6 +438,13 @@ MUTATIONS = [
         "os.O_CREAT",
         "processes/test_run_lock.py::test_who_is_slower_by_a_moment_is_refused",
     ),
+    Mutation(
+        "a bucket's refusal of the lock is an error",
+        "processes/run_lock.py",
+        "errno.EEXIST, errno.ESTALE",
+        "errno.EEXIST,",
+        "processes/test_run_lock.py::test_who_is_refused_by_a_bucket_has_no_lock",
+    ),
     # Bad numbers.
     Mutation("a loss that is not finite is trained on", "train/step.py", "jnp.isfinite(loss) & ", "", ANY_NORM),
     Mutation("a gradient that is not finite is trained on", "train/step.py", " & jnp.isfinite(norm)", "", ANY_NORM),

@@ -1,5 +1,6 @@
 """The lock of a run's folder, with real processes: one holds it, a dead one's passes on, a live one's does not."""
 
+import errno
 import json
 import os
 import shutil
@@ -116,6 +117,27 @@ def test_who_is_slower_by_a_moment_is_refused(tmp_path, monkeypatch):
     other.check()
     other.release()
     assert json.loads((tmp_path / "lock" / "1.json").read_text())["released"]
+
+
+def test_who_is_refused_by_a_bucket_has_no_lock(tmp_path, monkeypatch):
+    """On a mounted bucket, both make the file, and the close of the second says that there is another one."""
+    other, real_close, refused = RunLock(tmp_path), os.close, None
+
+    def close_late(descriptor):
+        monkeypatch.setattr(os, "close", real_close)
+        real_close(descriptor)
+        (tmp_path / "lock" / "1.json").unlink()
+        other.take()
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(os, "close", close_late)
+    try:
+        RunLock(tmp_path).take()
+    except (ValueError, OSError) as error:
+        refused = error
+    assert f"is being trained by process {os.getpid()} on" in str(refused)
+    other.check()
+    other.release()
 
 
 def test_a_killed_process_of_this_machine_is_succeeded_at_once(tmp_path):

@@ -53,6 +53,31 @@ def test_a_share_s_name_is_one_word_for_root(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "mountpoint", "sudo"]
 
 
+@pytest.mark.parametrize(("installed", "mounted"), [(True, True), (False, False)])
+def test_a_bucket_is_mounted_on_each_host(tmp_path, installed, mounted):
+    """Executed, as a host would, by a shell whose programs say what they are given. What was mounted before, with
+    whatever options, is unmounted."""
+    found = dry_run(*POD, "--accelerator=v5litepod-256", "--bucket=gs://mine")
+    (sent,) = [c for c in found["this host"] if "ssh" in c and "gcsfuse" in c[-1]]
+    programs = {"mountpoint": f"exit {int(not mounted)}", "id": "echo me", "lsb_release": "echo jammy", "tee": "cat"}
+    for name in ("curl", "apt-get", "mkdir", "chown", "fusermount", *(["gcsfuse"] if installed else ["gcsfuse-new"])):
+        programs[name] = f'echo {name} "$@" >> {tmp_path}/log'
+    programs["sudo"] = (
+        'echo sudo "$@" >> '
+        + f'{tmp_path}/log; [ "$1" != apt-get ] || [ "$2" != install ] || cp '
+        + (f'{tmp_path}/gcsfuse-new {tmp_path}/gcsfuse; exec "$@"')
+    )
+    for name, text in programs.items():
+        fake_python(tmp_path / name, text)
+    command = sent[-1].removeprefix("--command=")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    log = (tmp_path / "log").read_text().splitlines()
+    assert log[-1].split()[0] in ("gcsfuse", "gcsfuse-new") and log[-1].endswith("=0 mine /mnt/share")
+    assert log[-2:-1] == ["chown me /mnt/share"] and ("fusermount -u /mnt/share" in log) == mounted
+    assert ("apt-get install -y -q gcsfuse" in log) != installed
+    assert any(line.startswith("curl -fsSL https://") for line in log) != installed
+
+
 @pytest.fixture
 def pod(clone, tmp_path):
     """`pod(ANSWERS, ...)` runs tpu_pod.sh in a committed clone, with a gcloud that gives these answers to `describe`,
@@ -65,7 +90,7 @@ def pod(clone, tmp_path):
     host = tmp_path / "host"
     host.mkdir()
 
-    def run(answers, *options, hosts="echo IDLE"):
+    def run(answers, *options, hosts="echo IDLE", **environment):
         for i, (out, err, code) in enumerate(answers):
             text = f"echo {shlex.quote(out)}; echo {shlex.quote(err)} >&2; exit {code}"
             (tmp_path / f"answer-{i}").write_text(text)
@@ -73,6 +98,7 @@ def pod(clone, tmp_path):
             tmp_path / "bin" / "gcloud",
             f"""echo "$@" >> {tmp_path}/gcloud.log
                 case "$*" in
+                    *buckets*describe*) echo "$HIERARCHICAL"; exit "${{DENIED:-0}}" ;;
                     *describe*)
                         n=$(cat {tmp_path}/count 2>/dev/null || echo 0)
                         echo $((n + 1)) > {tmp_path}/count
@@ -85,7 +111,7 @@ def pod(clone, tmp_path):
         )
         fake_python(tmp_path / "bin" / "sleep", "exit 0")
         command = ["--name=pod", "--zone=z", V5E, *PATHS, "--accelerator=v5litepod-256", "--skip-estimate", *options]
-        done = launch("tpu_pod.sh", *command, cwd=clone, PATH=f"{tmp_path}/bin:/usr/bin:/bin")
+        done = launch("tpu_pod.sh", *command, cwd=clone, PATH=f"{tmp_path}/bin:/usr/bin:/bin", **environment)
         log = tmp_path / "gcloud.log"
         return done, log.read_text() if log.exists() else ""
 
@@ -121,6 +147,21 @@ def test_each_answer_of_the_cloud_is_understood_or_refused(pod, answers, created
     trains = answers[-1] == ACTIVE
     assert ("keep_running" in log) == trains, done.stderr
     assert (done.returncode == 0) == trains, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal"),
+    [
+        ({"HIERARCHICAL": "True"}, ""),
+        ({"HIERARCHICAL": ""}, "gs://mine has no hierarchical namespace"),
+        ({"HIERARCHICAL": "False"}, "gs://mine has no hierarchical namespace"),
+        ({"HIERARCHICAL": "", "DENIED": "1"}, "gcloud does not describe gs://mine"),
+    ],
+)
+def test_a_bucket_that_renames_no_folders_is_refused_before_anything_is_created(pod, answer, refusal):
+    done, log = pod([NOT_FOUND, ACTIVE], "--bucket=gs://mine", **answer)
+    assert (done.returncode != 0) == bool(refusal) and refusal in done.stderr
+    assert ("create" in log) == ("keep_running" in log) == ("gcsfuse" in log) == (not refusal)
 
 
 def test_a_run_that_is_under_way_is_followed(pod):
