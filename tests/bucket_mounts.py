@@ -40,8 +40,10 @@ OPERATIONS = {
 }  # fmt: skip
 HEADER = struct.Struct("<IIQQIIIHH")
 LIBC = ctypes.CDLL(None, use_errno=True)
-SIZE, MTIME = 1 << 3, 1 << 5
-"""What a setattr changes, beside what gcsfuse ignores."""
+NAMED = {"lookup": 0, "unlink": 0, "rmdir": 0, "mkdir": 8, "rename": 8, "create": 16}
+"""Requests about a name in a folder, and where in the request it is."""
+SIZE = 1 << 3
+"""Bit of a setattr that changes the size; gcsfuse takes a time of change too, and ignores the rest."""
 
 
 def options(words: list[str]) -> argparse.Namespace:
@@ -144,7 +146,8 @@ class Mount:
                     try:
                         node = self._nodes.get(number, self._nodes[1])
                         handler = getattr(self, f"_{operation}", None)
-                        self._log.write(f"{self._path.name} {operation} {node.name}\n")
+                        child = body[NAMED[operation] :].split(b"\0")[0].decode() if operation in NAMED else ""
+                        self._log.write(f"{self._path.name} {operation} {node.name}{child}\n")
                         if handler is None:
                             raise OSError(errno.ENOSYS, "not implemented")
                         error, answer = 0, handler(node, body) or b""
