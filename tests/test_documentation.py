@@ -197,6 +197,8 @@ def test_a_command_is_one(words):
         check_options_of_a_file(rest)
     elif program == ".venv/bin/pre-commit":
         assert rest == ["install"] and (ROOT / ".pre-commit-config.yaml").is_file()
+    elif program in ("gcloud", "gcsfuse"):
+        check_cloud(program, rest)
     elif program == "docker":
         check_docker(rest)
     elif program == "vllm":
@@ -245,6 +247,13 @@ def check_pip(words: list[str]) -> None:
         assert named and {*(named[1] or "").split(",")} - {""} <= extras.keys(), words
     else:
         assert words[1:] == ["pre-commit"]
+
+
+def check_cloud(program: str, words: list[str]) -> None:
+    """It is a command that scripts/tpu_pod.sh runs, or tells its user to run."""
+    script = " ".join((ROOT / "scripts" / "tpu_pod.sh").read_text().replace("\\\n", " ").split())
+    expected = " ".join([program, *words]).replace(" NAME /mnt/share", "")
+    assert expected in script
 
 
 DOCKER_OPTIONS = {"--rm", "--init", "--gpus", "--ipc", "--stop-timeout", "--user", "--volume", "--env"}
