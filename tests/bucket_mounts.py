@@ -30,14 +30,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-OPERATIONS = {
-    1: "lookup", 2: "forget", 3: "getattr", 4: "setattr", 5: "readlink", 6: "symlink", 8: "mknod", 9: "mkdir",
-    10: "unlink", 11: "rmdir", 12: "rename", 13: "link", 14: "open", 15: "read", 16: "write", 17: "statfs",
-    18: "release", 20: "fsync", 21: "setxattr", 22: "getxattr", 23: "listxattr", 25: "flush", 26: "init",
-    27: "opendir", 28: "readdir", 29: "releasedir", 30: "fsyncdir", 31: "getlk", 32: "setlk", 33: "setlkw",
-    34: "access", 35: "create", 36: "interrupt", 38: "destroy", 39: "ioctl", 40: "poll", 42: "batch_forget",
-    43: "fallocate", 44: "readdirplus", 45: "rename2", 46: "lseek", 47: "copy_file_range",
-}  # fmt: skip
+_NAMES = """
+- lookup forget getattr setattr readlink symlink - mknod mkdir unlink rmdir rename link open read write statfs release -
+fsync setxattr getxattr listxattr removexattr flush init opendir readdir releasedir fsyncdir getlk setlk setlkw access
+create interrupt bmap destroy ioctl poll notify_reply batch_forget fallocate readdirplus rename2 lseek copy_file_range
+"""
+OPERATIONS = dict(enumerate(_NAMES.split()))
+"""Requests of the kernel, by the number in their header (linux/fuse.h)."""
 HEADER = struct.Struct("<IIQQIIIHH")
 LIBC = ctypes.CDLL(None, use_errno=True)
 NAMED = {"lookup": 0, "unlink": 0, "rmdir": 0, "mkdir": 8, "rename": 8, "create": 16}
