@@ -12,7 +12,7 @@ import ringformer.models.own_attention
 from ringformer import ring_attention
 from ringformer.cli.verbs import VERBS
 from ringformer.convert.hf_config import from_hf_config
-from ringformer.data.sources import KINDS
+from ringformer.data.sources.source_files import KINDS
 from ringformer.hardware import CHIPS
 from ringformer.inference.sampling import Sampling
 from ringformer.models.interface import Features
