@@ -102,8 +102,9 @@ def _data(folder: Path, identity: Identity) -> Iterator[str]:
         with suppress(OSError, ValueError):
             present = read_meta(Path(path, "train", "store.json"))
             meta = present if identity_hash([present["fingerprint"], present["files"]]) == digest else meta
+        source = meta["settings"].get("snapshot") or meta["settings"].get("source")
         counts = {key: meta.get(key) for key in ("documents", "tokens", "fingerprint")}
-        yield _fact("Data", {"store": path, "share": share, "source": meta["settings"].get("source")} | counts)
+        yield _fact("Data", {"store": path, "share": share, "source": source} | counts)
     yield _fact("Tokenizer", {"name": identity["data.tokenizer"]})
     if lora := lora_of(folder):
         projections = ", ".join(lora.names)
