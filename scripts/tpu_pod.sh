@@ -34,7 +34,7 @@ for option in "${own[@]}"; do
         --project=*) where+=("$option") ;;
         --accelerator=*) accelerator=${option#*=} ;;
         --nfs=*) nfs=${option#*=} ;;
-        --bucket=*) bucket=${option#*=} ;;
+        --bucket=*) bucket=${option#*=} && [ -n "$bucket" ] || fail "--bucket= names no bucket" ;;
         --spot) create+=(--spot) ;;
         --follow | --stop) only=${option#--} ;;
         *) fail "unknown option $option (--help lists them)" ;;
@@ -58,6 +58,7 @@ fi
 if [ -n "$bucket" ] && ! [[ "$bucket" =~ ^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$ ]]; then
     fail "--bucket=$bucket is no gs://NAME"
 fi
+[[ "$run_dir" = /* ]] || fail "--run_dir=$run_dir is no folder that the hosts share, such as /mnt/share/runs/mine"
 [ -z "$nfs" ] || [ -z "$bucket" ] || fail "--nfs and --bucket are both mounted at /mnt/share: choose one"
 tpus=(gcloud compute tpus)
 

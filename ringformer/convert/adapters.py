@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from ringformer.convert.hf_weights import ParamPath, Weight
 from ringformer.convert.model_card import model_card
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder
-from ringformer.files.hub import repository_of
+from ringformer.files.hub import on_hub, repository_of
 from ringformer.files.run_layout import CARD, CONFIG, LICENCES
 from ringformer.files.untrusted import contained, contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
@@ -38,6 +39,11 @@ SUPPORTED = {
     "alpha_pattern": (None, {}),
     "layers_to_transform": (None, []),
     "trainable_token_indices": (None,),
+    "target_parameters": (None, []),
+    "exclude_modules": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (False,),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
 """Values of an adapter_config.json that can be converted, those of a file without the key first. The other ways to
@@ -121,13 +127,13 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
     return count
 
 
-def from_peft(path: Path, config: DecoderConfig) -> Factors:
-    """Return the adapters in a folder of PEFT's, for a model with this configuration.
+def from_peft(path: Path, config: DecoderConfig, origin: str) -> Factors:
+    """Return the adapters in a folder of PEFT's, for a model with this configuration that came from `origin`.
 
     Raises:
       FileNotFoundError: if the folder has no adapter_config.json or adapter_model.safetensors.
-      ValueError: if they have a feature that ringformer has not, a file is not whole, or tensors are missing, left
-        over, misshapen or of another dtype.
+      ValueError: if they have a feature that ringformer has not, name another repository of the hub or another commit
+        as their base, a file is not whole, or tensors are missing, left over, misshapen or of another dtype.
     """
     for name in ("adapter_config.json", ADAPTERS):
         if not contained(path, name).is_file():
@@ -136,9 +142,15 @@ def from_peft(path: Path, config: DecoderConfig) -> Factors:
     for key, values in SUPPORTED.items():
         if peft.get(key, values[0]) not in values:
             raise ValueError(f"adapter_config.json has {key}={peft[key]!r}: only {values[0]!r} can be converted")
-    rank, alpha = peft.get("r"), peft.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
-        raise ValueError(f"adapter_config.json has r={rank!r} and lora_alpha={alpha!r}, must be numbers, r at least 1")
+    base, (name, commit) = (peft.get("base_model_name_or_path"), peft.get("revision")), repository_of(origin)
+    if commit and on_hub(str(base[0])) and (base[0] != name or base[1] not in (None, "main", commit)):
+        raise ValueError(
+            f"{path} has adapters of {base[0]}@{base[1] or 'main'}, not of {origin}: name the folder of their base"
+        )
+    rank: Any = peft.get("r")
+    alpha: Any = peft.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < alpha < float("inf"):
+        raise ValueError(f"adapter_config.json has r={rank!r} and lora_alpha={alpha!r}, must be numbers above 0")
     scale = alpha / rank**0.5 if peft.get("use_rslora") else alpha / rank
     tensors = TensorFolder(path, ADAPTERS)
     factors: Factors = {}
@@ -158,6 +170,11 @@ def from_peft(path: Path, config: DecoderConfig) -> Factors:
         a, b = (np.stack([np.asarray(tensors.read(n), np.float32).T for n in names[x]]) for x in "AB")
         a, b = a.reshape(len(a), *shape[:inputs], rank), b.reshape(len(b), rank, *shape[inputs:])
         factors["layers", part, weight] = [(scale, a, b)]
+    listed = peft.get("target_modules")
+    if isinstance(listed, list):
+        there = {name for name, (part, weight, _) in PROJECTIONS.items() if ("layers", part, weight) in factors}
+        if differ := there ^ {str(module).rpartition(".")[2] for module in listed}:
+            raise ValueError(f"{path}: target_modules and the tensors differ in {min(differ)}")
     if left or not factors:
         wrong = f"{min(left)} belongs to no projection of the model" if left else "there are no adapters"
         raise ValueError(f"{path / ADAPTERS}: {wrong}")

@@ -52,7 +52,7 @@ def from_hf(
     carried, card = contained_files(path, CARRIED), contained_files(path, [CARD])
     config, tensors = from_hf_config(hf), TensorFolder(path, wrapped="text_config" in hf)
     check_tensors(tensors, config)
-    factors = {} if adapters is None else from_peft(Path(adapters), config)
+    factors = {} if adapters is None else from_peft(Path(adapters), config, origin)
     made_of = {"origin": origin} | ({"adapters": str(adapters)} if factors else {})
 
     streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target, factors)) for w in weights(config)}

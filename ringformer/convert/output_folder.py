@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ringformer.files.bucket import check_folder_name
+
 
 @contextmanager
 def output_folder(out: Path, carried: Iterable[Path]) -> Iterator[Path]:
@@ -14,6 +16,7 @@ def output_folder(out: Path, carried: Iterable[Path]) -> Iterator[Path]:
 
     Raises ValueError if `out` is a file or a folder that is not empty.
     """
+    check_folder_name(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     building = out.parent / f"{out.name}.building-{uuid.uuid4().hex[:8]}"

@@ -80,6 +80,8 @@ class LoraConfig:
             if weight not in shapes.get("layers", {}).get(part, {}):
                 raise ValueError(f"lora.targets has {name}, which a {type(model).__name__} has not")
             (L, *sizes), of = shapes["layers"][part][weight].shape, letters["layers"][part][weight]
+            if self.rank > (most := min(math.prod(sizes[:inputs]), math.prod(sizes[inputs:]))):
+                raise ValueError(f"lora.rank={self.rank} is more than the rank of {name}, which is at most {most}")
             factors = (L, *sizes[:inputs], self.rank), (L, self.rank, *sizes[inputs:])
             a, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in factors)
             of_adapters[0].setdefault(part, {})[weight] = {"a": a, "b": b}

@@ -28,14 +28,18 @@ Changes = Mapping[str, tuple[Any, Any]]
 """Old and new value of each key that differs."""
 
 
+FIXED = frozenset({"lora.rank", "lora.targets"})
+"""Keys that cannot be allowed to change, because a checkpoint has other arrays then."""
+
+
 class RunChanged(ValueError):
     """The config differs from the run in its folder; `keys` are the keys to allow."""
 
     def __init__(self, run_dir: str | Path, changes: str, keys: Collection[str]):
-        super().__init__(
-            f"{run_dir} holds a different run: {changes}. Choose another run_dir, undo the change, or continue the run "
-            f"with --allow={','.join(keys)}"
-        )
+        advice = f"undo the change, or continue the run with --allow={','.join(keys)}"
+        if any(key in FIXED for key in keys):
+            advice = "or undo the change"
+        super().__init__(f"{run_dir} holds a different run: {changes}. Choose another run_dir, {advice}")
         self.run_dir, self.changes, self.keys = run_dir, changes, list(keys)
 
 
@@ -73,7 +77,7 @@ def check_run(run_dir: Path, identity: Identity, steps: int, allow: Collection[s
         return Checked()
     changes = _changes(recorded(run_dir, identity["data.tokenizer"]), identity)
     allowed = {"data.store" if key == "data.mixture" else key for key in allow}
-    if changes.keys() - allowed:
+    if changes.keys() - allowed or changes.keys() & FIXED:
         raise RunChanged(run_dir, describe(changes), list(changes))
     if step > steps:
         raise ValueError(f"{run_dir} is at step {step}, beyond steps={steps}: choose another run_dir")

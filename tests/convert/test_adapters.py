@@ -10,8 +10,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from ringformer.checkpoints.saved_model import model_of
 from ringformer.cli import main
 from ringformer.convert import from_hf
+from ringformer.convert.adapters import from_peft
 from ringformer.inference.generator import Generator, load_model
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse
@@ -100,8 +102,11 @@ def test_adapters_of_peft_are_added(folder, tmp_path):
         ({"r": 3}, "is F32 [4, 32], must be [3, 32]: adapters of another base?"),
         ({"modules_to_save": ["lm_head"]}, "has modules_to_save=['lm_head']"),
         ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa': only True can be converted"),
+        ({"alora_invocation_tokens": [1, 2]}, "has alora_invocation_tokens=[1, 2]: only None can be converted"),
+        ({"lora_alpha": True}, "has r=4 and lora_alpha=True, must be numbers above 0"),
+        ({"target_modules": ["q_proj"]}, "target_modules and the tensors differ in "),
     ],
-    ids=["dora", "rank 0", "another rank", "modules_to_save", "pissa"],
+    ids=["dora", "rank 0", "another rank", "modules_to_save", "pissa", "alora", "alpha", "listed"],
 )
 def test_other_adapters_are_refused(folder, tmp_path, capsys, change, message):
     shutil.copytree(folder / "peft", tmp_path / "peft")
@@ -148,6 +153,30 @@ def test_adapters_of_another_base_are_refused(folder, tmp_path, capsys):
     command = ["convert", "from-hf", str(tmp_path / "theirs"), str(tmp_path / "ours"), f"--adapters={folder}/peft"]
     assert main(command) == 2
     assert "adapters of another base?" in capsys.readouterr().err and not (tmp_path / "ours").exists()
+
+
+def test_the_base_on_the_hub_is_compared(folder, tmp_path):
+    """By name and commit, if both sides name a repository."""
+    config = model_of(folder / "base")
+    described = json.loads((folder / "peft" / "adapter_config.json").read_text())
+    for named, revision, origin, refused in (
+        ("org/m", "c1", "hf://org/m@c1", False),
+        ("org/m", None, "hf://org/m@c1", False),
+        ("org/m", "c2", "hf://org/m@c1", True),
+        ("org/m", "c1", "hf://org/other@c1", True),
+        ("org/m", "c1", "models/m", False),
+        ("/a/folder", None, "hf://org/m@c1", False),
+    ):
+        shutil.copytree(folder / "peft", tmp_path / "peft", dirs_exist_ok=True)
+        changed = described | {"base_model_name_or_path": named, "revision": revision}
+        (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(changed))
+        if refused:
+            with pytest.raises(
+                ValueError, match=rf"has adapters of {named}@{revision}, not of {origin}: name the folder"
+            ):
+                from_peft(tmp_path / "peft", config, origin)
+        else:
+            assert from_peft(tmp_path / "peft", config, origin)
 
 
 def test_what_has_no_adapters_is_refused(folder, tmp_path, capsys):

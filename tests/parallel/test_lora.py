@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.lora import PROJECTIONS, Lora, LoraConfig
 from ringformer.parallel.mesh import BATCH, make_mesh
@@ -156,3 +157,13 @@ def test_fresh_adapters_change_nothing():
 def test_bad_adapters_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         LoraConfig(**{"rank": 4} | changes).check()
+
+
+def test_a_rank_beyond_the_weights_is_refused():
+    model = LlamaConfig(**preset("tiny"))
+    most = min(model.hidden_size, model.num_kv_heads * model.head_dim)
+    with pytest.raises(
+        ValueError, match=rf"lora\.rank={most + 1} is more than the rank of k_proj, which is at most {most}"
+    ):
+        LoraConfig(most + 1, targets="k_proj").shapes(model)
+    LoraConfig(most, targets="k_proj").shapes(model)

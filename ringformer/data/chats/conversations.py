@@ -101,11 +101,17 @@ def _messages(record: dict[str, Any], turns_key: str, role_key: str, text_key: s
         tools = json.loads(tools) if isinstance(tools, str) and tools else tools
     except ValueError:
         raise ValueError("its 'tools' are not JSON") from None
-    messages = [Message("tools", json.dumps(tools))] if tools else []
+    if tools and not isinstance(tools, list):
+        raise ValueError(f"its 'tools' are {type(tools).__name__}, not a list")
+    messages = [Message("tools", json.dumps(_without_nulls(tools)))] if tools else []
     for i, turn in enumerate(turns):
-        if not isinstance(turn, dict) or role_key not in turn or text_key not in turn:
+        calls = isinstance(turn, dict) and bool(turn.get("tool_calls"))
+        if not isinstance(turn, dict) or role_key not in turn or not (text_key in turn or calls):
             raise ValueError(f"turn {i} is not an object with {role_key!r} and {text_key!r}")
-        role, text = turn[role_key], turn[text_key]
+        if turn.get("function_call"):
+            raise ValueError(f"turn {i} has a function_call, OpenAI's old form: write it as tool_calls")
+        role: Any = turn[role_key]
+        text: Any = turn.get(text_key)
         extra = _extra(turn, EXTRA.get(role, ()) if type(role) is str else (), i)
         if text is None and "tool_calls" in extra:
             text = ""
@@ -126,8 +132,11 @@ def _messages(record: dict[str, Any], turns_key: str, role_key: str, text_key: s
 
 def _extra(turn: Mapping[str, Any], keys: Sequence[str], i: int) -> dict[str, Any]:
     """Return those of the keys of a turn that have a value, with the arguments of calls as objects."""
-    extra = {key: turn[key] for key in keys if turn.get(key)}
-    for call in extra.get("tool_calls", ()):
+    extra = {key: _without_nulls(turn[key]) for key in keys if turn.get(key)}
+    calls = extra.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise ValueError(f"the 'tool_calls' of turn {i} are {type(calls).__name__}, not a list")
+    for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or type(function.get("name")) is not str:
             raise ValueError(f"a call of turn {i} has no function with a name")
@@ -137,3 +146,10 @@ def _extra(turn: Mapping[str, Any], keys: Sequence[str], i: int) -> dict[str, An
             except ValueError:
                 raise ValueError(f"the arguments of {function['name']} in turn {i} are not JSON") from None
     return extra
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a JSON value without the keys that have no value: tables give every object the keys of all."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

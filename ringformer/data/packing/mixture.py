@@ -33,7 +33,7 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
         if not path or share <= 0:
             raise ValueError(f"mixture part {part!r} is not STORE:WEIGHT with a weight above 0, as in stores/chat:7")
         parts.append((path, share))
-    paths = [path for path, _ in parts]
+    paths = [path.rstrip("/") for path, _ in parts]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
         raise ValueError(f"mixture {text!r} names {', '.join(twice)} twice; add up the weights")
     denominator = math.lcm(*(share.denominator for _, share in parts))

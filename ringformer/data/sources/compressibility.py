@@ -35,8 +35,9 @@ def between_tails(texts: Iterable[str], tails: float) -> Between:
     ratios = np.array([gzip_ratio(text) for text in texts])
     each = int(tails * len(ratios))
     order = np.argsort(ratios, kind="stable")[each : len(ratios) - each]
-    if not len(order):
-        raise ValueError(f"compressibility_tails={tails} leaves none of {len(ratios)} documents: lower it")
+    if not each or not len(order):
+        what = "drops none" if len(order) else "leaves none"
+        raise ValueError(f"compressibility_tails={tails} {what} of {len(ratios)} documents: change it")
     keep = np.zeros(len(ratios), bool)
     keep[order] = True
     return Between(keep, ratios[order[0]], ratios[order[-1]])

@@ -114,7 +114,7 @@ def _fields(rows: Iterable[Row], field: str, weight_field: str) -> Iterator[Docu
     for record, name in rows:
         if field not in record:
             raise ValueError(f"{name} has no field {field!r}; it has: {', '.join(record) or 'none'}")
-        text = record[field]
+        text = "" if record[field] is None else record[field]
         if type(text) is not str:
             raise ValueError(f"field {field!r} of {name} holds {type(text).__name__}, not text")
         try:

@@ -1,7 +1,6 @@
 """Records of a source: JSON objects, or rows of a table."""
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from ringformer.data.sources.tables import TABLES, read_tables
 
 ROWS = ("jsonl", "json", *TABLES)
 """Kinds of source that have records."""
+MOST_COPIES = 1000
+"""Largest weight of a record."""
 
 _SEPARATOR = re.compile(r"\s*(?:,\s*|(?=\]))(\]?)")
 
@@ -44,9 +45,11 @@ class Malformed:
 
 def weight_of(record: dict[str, Any], field: str) -> float:
     """Return the weight of a record, its number in `field`; 1 without a field. Raises ValueError for anything else."""
-    weight: Any = record.get(field) if field else 1.0
-    if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-        raise ValueError(f"the weight {field!r} is {weight!r}; it must be a number of at least 0")
+    if field and field not in record:
+        raise ValueError(f"it has no weight {field!r}; it has: {', '.join(record) or 'nothing'}")
+    weight: Any = record[field] if field else 1.0
+    if type(weight) not in (int, float) or not 0 <= weight <= MOST_COPIES:
+        raise ValueError(f"the weight {field!r} is {weight!r}; it must be a number from 0 to {MOST_COPIES:,}")
     return float(weight)
 
 
@@ -100,7 +103,11 @@ def _json(path: Path) -> Iterator[tuple[Any, str]]:
     """Yield the values of a JSON array. They are parsed one by one, so that the line and number (from 1) of each value
     are known."""
     with open_file(path) as file:
-        text = file.read().decode("utf-8-sig")
+        content = file.read()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
     before = re.match(r"\s*\[\s*(\]?)", text)
     if before is None:
         raise ValueError(f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}")

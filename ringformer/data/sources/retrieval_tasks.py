@@ -12,8 +12,8 @@ import numpy as np
 
 WORDS = 3
 """Words to count in a question."""
-_WORD = re.compile(r"[^\W\d_]{4,}")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
 def add_tasks(text: str, tasks: int, digest: bytes) -> tuple[str, Counter[str]]:
@@ -24,11 +24,11 @@ def add_tasks(text: str, tasks: int, digest: bytes) -> tuple[str, Counter[str]]:
     """
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     counts: Counter[str] = Counter()
-    occurrences = Counter(word.casefold() for word in _WORD.findall(text))
-    words = sorted(word for word, count in occurrences.items() if count > 1)
+    occurrences = Counter(word.lower() for word in _WORD.findall(text))
+    words = sorted(word for word, count in occurrences.items() if count > 1 and len(word) > 3)
     sentences = _SENTENCE_END.split(text)
     unique = Counter(sentences)
-    usable = [len(sentence.split()) in range(5, 60) and unique[sentence] == 1 for sentence in sentences]
+    usable = [len(sentence) in range(20, 400) and unique[sentence] == 1 for sentence in sentences]
     begins = [i for i in range(len(sentences) - 1) if usable[i] and usable[i + 1]]
     questions = []
     for task in range(tasks):
@@ -42,7 +42,7 @@ def add_tasks(text: str, tasks: int, digest: bytes) -> tuple[str, Counter[str]]:
             question, answer = f"Which sentence of the text above follows this one: {sentences[i]}", sentences[i + 1]
             counts["retrieval tasks added: sentences continued"] += 1
         else:
-            counts["retrieval tasks left out: the document is too short for them"] += 1
+            counts["retrieval tasks left out: the document has too few words or sentences for them"] += 1
             continue
         questions.append(f"\n\nQuestion: {question}\nAnswer: {answer}")
     return text + "".join(questions), counts

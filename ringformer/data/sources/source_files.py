@@ -73,6 +73,8 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
     Raises ValueError, also while it is read, if a compressed file is truncated or damaged.
     """
     try:
+        if path.suffix in (".gz", ".zst") and not path.stat().st_size:
+            raise EOFError("it is empty")
         if path.suffix == ".gz":
             with gzip.open(path, "rb") as unpacked:
                 yield cast(IO[bytes], unpacked)

@@ -13,6 +13,8 @@ TABLES = ("parquet", "arrow", "datasets", "hf")
 
 MOST_ROWS, MOST_BYTES = 1024, 2**25
 """Most rows of a batch and, if rows are larger, about the most bytes."""
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""Last bytes of an Arrow stream."""
 
 
 class Batch(NamedTuple):
@@ -78,6 +80,9 @@ def _arrow(path: Path, only: Sequence[str]) -> Iterator[Any]:
                 reader = pyarrow.ipc.open_file(file)
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
             else:
+                file.seek(max(file.size() - len(END_OF_STREAM), 0))
+                if file.read() != END_OF_STREAM:
+                    raise OSError("the stream does not end, it was cut")
                 file.seek(0)
                 batches = iter(pyarrow.ipc.open_stream(file))
             for batch in batches:
@@ -103,6 +108,8 @@ def _load_dataset(name: str, split: str):
     with needed_for("a datasets: source"):
         import datasets  # slow to import
 
+    if not on_hub(name) and not Path(name).is_dir():
+        raise ValueError(f"there is no folder {name}; a dataset of the hub is hf://ORGANISATION/NAME")
     folder = local(name, kind="dataset")
     if (folder / "dataset_dict.json").is_file():
         splits = datasets.load_from_disk(str(folder))
@@ -111,4 +118,7 @@ def _load_dataset(name: str, split: str):
         return splits[split]
     if (folder / "state.json").is_file():
         return datasets.load_from_disk(str(folder))
-    return datasets.load_dataset(str(folder) if folder.is_dir() else name, split=split)
+    try:
+        return datasets.load_dataset(str(folder), split=split)
+    except datasets.exceptions.DatasetsError as error:
+        raise ValueError(f"dataset {name} cannot be read: {str(error.__cause__ or error).splitlines()[0]}") from None

@@ -49,7 +49,10 @@ class TokenEncoder:
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         """Yield batches of rows, each with its number of values."""
-        for batch in read_tables(self.source, split=self.split, only=(IDS, LABELS, PADDING, *MASKS)):
+        columns = (IDS, LABELS, PADDING, *MASKS)
+        for batch in read_tables(self.source, split=self.split, only=columns):
+            if twice := [name for name in columns if batch.columns.schema.names.count(name) > 1]:
+                raise ValueError(f"{batch.file} has {twice[0]!r} twice")
             if IDS not in batch.columns.schema.names:
                 names = ", ".join(batch.columns.schema.names)
                 raise ValueError(f"{batch.file} has no column {IDS!r}; it has: {names}")
@@ -91,7 +94,9 @@ class TokenEncoder:
                 counts["end tokens added to rows without one"] += 1
                 document = np.append(document, end)
                 mask = None if mask is None else np.append(mask, mask[-1])
-            yield Encoded(document, mask, size, hashlib.blake2b(document.tobytes(), digest_size=16).digest())
+            digest = hashlib.blake2b(document.tobytes(), digest_size=8).digest()  # decides whether it is held out
+            masked = hashlib.blake2b(b"" if mask is None else mask.tobytes(), digest_size=8, key=digest).digest()
+            yield Encoded(document, mask, size, digest + masked)
         with self._lock:
             self.left_out += counts
 
@@ -108,8 +113,10 @@ class TokenEncoder:
                     "shifted, because training shifts them"
                 )
             return trained
-        mask = next((name for name in MASKS if name in names), None)
-        return None if mask is None else _values(batch, mask, lengths)[0] != 0
+        masks = [name for name in MASKS if name in names]
+        if len(masks) > 1:
+            raise ValueError(f"{batch.file} has {' and '.join(masks)}: keep the column that says what is trained on")
+        return _values(batch, masks[0], lengths)[0] != 0 if masks else None
 
 
 def _values(batch: Batch, name: str, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +139,7 @@ def _values(batch: Batch, name: str, lengths: np.ndarray | None = None) -> tuple
     try:
         flat = values.cast(pa.int32()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"column {name!r} of {batch.name(0)}: {error}") from None
+        raise ValueError(f"column {name!r} of {batch.file}, from row {batch.first}: {error}") from None
     own = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     if lengths is not None and (differ := np.flatnonzero(own != lengths)).size:
         row = int(differ[0])

@@ -138,10 +138,12 @@ class StoreWriter:
             self._mask = None
         if self._mask is not None and self._trained in (0, tokens):
             what = "none" if self._trained == 0 else "all"
-            raise ValueError(
-                f"{what} of the {tokens} tokens of the {self._folder.name} store's conversations would be trained on, "
-                "instead of the answers and their end tokens: check the chat template, the roles, and chat_length"
-            )
+            of = f"{self._folder.name} store's"
+            what_of = "conversations"
+            reason = "instead of the answers and their end tokens: check the chat template, the roles, and chat_length"
+            if settings.get("format") == "tokens":
+                what_of, reason = "rows", "because of the labels or masks of its rows"
+            raise ValueError(f"{what} of the {tokens} tokens of the {of} {what_of} would be trained on, {reason}")
         np.save(saved := io.BytesIO(), np.frombuffer(self._offsets, np.int64))
         offsets = HashedFile(self._folder / "offsets.npy")
         offsets.write(saved.getbuffer())

@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import numpy as np
 import pytest
 
@@ -137,6 +138,8 @@ def test_templates_without_tools_refuse_them(tmp_path, folder):
         ({"tool_calls": [{"id": "c"}]}, "a call of turn 2 has no function with a name"),
         ({"tool_calls": call(1, name=3)}, "a call of turn 2 has no function with a name"),
         ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "the arguments of f in turn 2 are not JSON"),
+        ({"tool_calls": 5}, "the 'tool_calls' of turn 2 are int, not a list"),
+        ({"tool_calls": None, "function_call": {"name": "f"}}, "turn 2 has a function_call, OpenAI's old form"),
         ({"weight": 0.5}, "the 'weight' of turn 2 is 0.5; it must be 0 or 1"),
     ],
 )
@@ -158,3 +161,17 @@ def test_turns_with_tools():
 
     assert kept("ucta") == "ucta" and kept("ucttaua") == "ucttaua" and kept("uctct") == "uctc"
     assert kept("uta") == "" and kept("uatua") == "ua" and kept("ucua") == "ucua" and kept("uctua") == "uc"
+
+
+def test_tables_add_no_arguments(tmp_path):
+    """Arrow gives each object the keys of all objects; JSON text of arguments keeps its nulls."""
+    record = json.loads(json.dumps(RECORD))
+    first, second = (call["function"] for call in record["messages"][2]["tool_calls"])
+    first["arguments"], second["arguments"] = {"ring": 8}, {"day": 3}
+    record["messages"][7]["tool_calls"][0]["function"]["arguments"] = {"ring": 2, "day": 1}
+    datasets.Dataset.from_list([record]).to_parquet(tmp_path / "a.parquet")
+    del record["messages"][2]["content"]
+    assert conversations(f"parquet:{tmp_path}/a.parquet") == [
+        conversation._replace(name=f"{tmp_path}/a.parquet:0")
+        for conversation in conversations(written(tmp_path / "a.jsonl", record))
+    ]

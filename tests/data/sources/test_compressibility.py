@@ -53,6 +53,7 @@ def test_as_many_are_left_out_at_both_ends(tmp_path, capsys, tails):
 
 
 def test_nothing_left_is_an_error():
-    assert between_tails(["a", "b", "c"], 0.33).keep.all(), "a third of three is none"
-    with pytest.raises(ValueError, match="leaves none of 0 documents"):
-        between_tails([], 0.2)
+    assert between_tails(["a", "b", "c"], 0.34).keep.tolist() == [False, True, False]
+    for texts, message in ((["a"] * 4, "drops none of 4 documents"), ([], "leaves none of 0 documents")):
+        with pytest.raises(ValueError, match=f"compressibility_tails=0.2 {message}: change it"):
+            between_tails(texts, 0.2)

@@ -42,4 +42,15 @@ def test_the_digest_decides():
 def test_a_short_document_stays_as_it_is():
     text, counts = add_tasks("Too short.", 2, bytes(16))
     assert text == "Too short."
-    assert counts == {"retrieval tasks left out: the document is too short for them": 2}
+    assert counts == {"retrieval tasks left out: the document has too few words or sentences for them": 2}
+
+
+def test_words_are_those_of_the_text():
+    """As written, but for capitals: no Strasse for Straße, no couldn of couldn't. Other marks end sentences."""
+    text = "Die Straße, der Gruß und die STRASSE: ich couldn't, I couldn’t. " * 3 + "Straße, Gruß, maße. " * 2
+    asked = add_tasks(text, 20, bytes(16))[0][len(text) :]
+    assert "strasse" in asked and "straße" in asked and "couldn't" in asked
+    assert not re.search(r"\bcouldn\b(?!['’])", asked)
+    japanese = "".join(f"これはリングの{i}番目の文で、キーと値を運びます。" for i in range(9))
+    _, counts = add_tasks(japanese, 2, bytes(16))
+    assert counts["retrieval tasks added: sentences continued"] == 1

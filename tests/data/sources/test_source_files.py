@@ -31,16 +31,17 @@ def test_compressed_files_are_read_as_their_contents(tmp_path, suffix):
         assert [document.text for document in read_documents(source)] == TEXTS
 
 
-@pytest.mark.parametrize(
-    ("suffix", "damage"), [("gz", "cut"), ("gz", "flipped"), ("gz", "other"), ("zst", "cut"), ("zst", "other")]
-)
+DAMAGES = [(suffix, damage) for suffix in ("gz", "zst") for damage in ("cut", "empty", "other")]
+
+
+@pytest.mark.parametrize(("suffix", "damage"), [*DAMAGES, ("gz", "flipped")])
 def test_a_damaged_compressed_file_is_named(tmp_path, suffix, damage):
     path = tmp_path / f"a.jsonl.{suffix}"
     compress(path, json.dumps({"text": TEXTS[2]}).encode())
     content = bytearray(path.read_bytes())
     if damage == "flipped":
         content[len(content) // 2] ^= 0xFF
-    path.write_bytes({"cut": content[:-9], "flipped": content, "other": b"plain text"}[damage])
+    path.write_bytes({"cut": content[:-9], "empty": b"", "flipped": content, "other": b"plain text"}[damage])
     for read in (lambda: list(read_rows(f"jsonl:{path}")), lambda: list(read_documents(f"text:{path}"))):
         with pytest.raises(
             ValueError, match=rf"^{path} is truncated or damaged \(.*\): download or compress it again$"

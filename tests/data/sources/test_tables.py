@@ -49,7 +49,8 @@ def test_rows_are_all_there_in_order(sources, kind, monkeypatch):
 def test_a_damaged_table_is_named(tmp_path, sources, kind):
     source = sources["parquet" if kind == "parquet" else "stream"].partition(":")[2]
     whole = Path(source.replace("*", "a")).read_bytes()
-    for content in (whole[:-1000], b"", b"x" * 1000):
+    ends = [whole.rindex(b"\xff\xff\xff\xff")] if kind == "arrow" else []  # whole batches, but not all of them
+    for content in (whole[:-1000], b"", b"x" * 1000, *(whole[:end] for end in ends)):
         (tmp_path / "t").write_bytes(content)
         with pytest.raises(ValueError, match=rf"^{tmp_path}/t is not an? (parquet|Arrow) file, or it is damaged: "):
             list(read_rows(f"{kind}:{tmp_path}/t"))
@@ -57,3 +58,12 @@ def test_a_damaged_table_is_named(tmp_path, sources, kind):
 
 def test_only_datasets_of_the_hub_have_a_commit(sources):
     assert {pinned(source) for source in ("stdlib", "jsonl:a/b", "text:a/b", *sources.values())} == {None}
+
+
+def test_a_dataset_that_cannot_be_read_is_one_line(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "train.jsonl").write_text('{"text": "a"}\n{"text"')
+    with pytest.raises(ValueError, match=rf"^dataset {tmp_path}/broken cannot be read: [^\n]*$"):
+        list(read_rows(f"datasets:{tmp_path}/broken"))
+    with pytest.raises(ValueError, match="there is no folder nosuch; a dataset of the hub is hf://ORGANISATION/NAME"):
+        list(read_rows("datasets:nosuch"))

@@ -47,13 +47,36 @@ def test_copies_by_weight(tmp_path, form):
     assert added[f"{kind} dropped: by weight"] == 5 * 400 - len(counts)
 
 
-@pytest.mark.parametrize("weight", [-1, "2", None, float("inf"), True])
+@pytest.mark.parametrize("weight", [-1, "2", None, float("inf"), True, 1001, 1e300])
 @pytest.mark.parametrize("form", ["documents", "alpaca"])
 def test_a_wrong_weight_is_named(tmp_path, weight, form):
     records = [{"text": "a", "instruction": "a", "output": "b", "w": weight}]
     options = StoreOptions(written(tmp_path / "a.jsonl", records), format=form, weight_field="w")
-    with pytest.raises(ValueError, match=r"a\.jsonl:1: the weight 'w' is .*; it must be a number of at least 0"):
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: the weight 'w' is .*; it must be a number from 0 to 1,000"):
         open_or_build(tmp_path / "s", options, load_tokenizer("bytes"))
+
+
+def test_a_record_without_the_weight_is_named(tmp_path):
+    options = StoreOptions(written(tmp_path / "a.jsonl", [{"text": "a"}]), weight_field="w")
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: it has no weight 'w'; it has: text"):
+        open_or_build(tmp_path / "s", options, load_tokenizer("bytes"))
+
+
+def test_no_text_is_an_empty_document(tmp_path):
+    source = written(tmp_path / "a.jsonl", [{"text": None}, {"text": "a"}])
+    with pytest.raises(ValueError, match=r"a\.jsonl:1 is an empty document"):
+        open_or_build(tmp_path / "s", StoreOptions(source), load_tokenizer("bytes"))
+    options = StoreOptions(source, skip_empty=True, held_out=0)
+    assert open_or_build(tmp_path / "s", options, load_tokenizer("bytes"))[0].meta["documents"] == 1
+
+
+@pytest.mark.parametrize("store", ["gs://mine/s", "s3://mine/s"])
+def test_a_url_is_no_folder(tmp_path, store, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = written(tmp_path / "a.jsonl", [{"text": "a"}])
+    with pytest.raises(ValueError, match="mine/s is no folder: mount the bucket, or write to a disk and copy it"):
+        open_or_build(store, StoreOptions(source, held_out=0), load_tokenizer("bytes"))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_files_of_text_have_no_weights(tmp_path):
@@ -76,7 +99,7 @@ def test_documents_end_with_the_separator(tmp_path, separator):
 def test_other_options_make_another_store(tmp_path):
     source = written(tmp_path / "a.jsonl", [{"text": f"The ring carries {i}.", "w": 1} for i in range(9)])
     tokenizer, prints = load_tokenizer("bytes"), set()
-    changes = {"": 0, "separator": "\n", "weight_field": "w", "retrieval_tasks": 2, "compressibility_tails": 0.1}
+    changes = {"": 0, "separator": "\n", "weight_field": "w", "retrieval_tasks": 2, "compressibility_tails": 0.2}
     for i, (key, value) in enumerate(changes.items()):
         options = StoreOptions(source, held_out=0, **({key: value} if key else {}))
         prints.add(open_or_build(tmp_path / f"{i}", options, tokenizer)[0].meta["fingerprint"])

@@ -86,13 +86,17 @@ BAD = [
     ({"input_ids": [[1.5]]}, "column 'input_ids' of .* holds list<.*double>, not lists of whole numbers"),
     ({"input_ids": [[1], None]}, "column 'input_ids' of .*:1 has missing values"),
     ({"input_ids": [[1], [2, None]]}, "column 'input_ids' of .*:1 has missing values"),
-    ({"input_ids": [[1], [2**40]]}, "column 'input_ids' of .*:0: Integer value 1099511627776 not in range"),
+    ({"input_ids": [[1], [2**40]]}, "column 'input_ids' of .*, from row 0: Integer value 1099511627776 not in range"),
+    ({"input_ids": [[1]], "loss_mask": [[1]], "completion_mask": [[0]]}, "has completion_mask and loss_mask: keep"),
     ({"input_ids": [[1], [2, 257]]}, ".*:1 has a token beyond the 257 of tokenizer bytes: set tokenizer to the one"),
     ({"input_ids": [[1], [-1]]}, ".*:1 has a token beyond the 257"),
     ({"input_ids": [[1], []]}, ".*:1 has no token; --skip_empty skips"),
     ({"input_ids": [[1], [2, 3]], "labels": [[1], [3]]}, ".*:1 has 2 input_ids and 1 labels"),
     ({"input_ids": [[1], [2, 3]], "labels": [[1], [3, 256]]}, "labels of .*:1 are neither its input_ids nor -100;"),
-    ({"input_ids": [[1], [2, 3]], "labels": [[-100], [-100, -100]]}, "none of the 5 tokens of the train store"),
+    (
+        {"input_ids": [[1], [2, 3]], "labels": [[-100], [-100, -100]]},
+        "none of the 5 tokens of the train store's rows .* labels or masks",
+    ),
 ]
 
 
@@ -127,3 +131,22 @@ def test_five_million_tokens_a_second(tmp_path):
         prepared(tmp_path / f"s{i}", source)
         seconds.append(time.process_time() - start)
     assert sorted(seconds)[1] < 8e6 / 5e6, seconds
+
+
+def test_a_column_twice_is_named(tmp_path):
+    column = pa.array([[1, 2]])
+    pq.write_table(pa.Table.from_arrays([column, column], ["input_ids", "input_ids"]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet has 'input_ids' twice"):
+        prepared(tmp_path / "s", f"parquet:{tmp_path}/a.parquet")
+
+
+def test_masks_are_part_of_the_fingerprint_and_not_of_the_split(tmp_path):
+    ids = [[i % 250, i // 250, 3] for i in range(400)]
+    prints, held = set(), set()
+    for i, kept in enumerate((0, 1, 2)):
+        mask = [[int(j == kept) for j in range(3)] for _ in ids]
+        source = table(tmp_path / f"{i}.parquet", input_ids=ids, loss_mask=mask)
+        store = prepared(tmp_path / f"s{i}", source, held_out=0.3)
+        prints.add(store.meta["fingerprint"])
+        held.add(store.tokens[:].tobytes())
+    assert len(prints) == 3 and len(held) == 1
