@@ -1276,7 +1276,7 @@ MUTATIONS = [
         "labels of -100 are trained on",
         "data/stores/token_rows.py",
         "            return trained\n",
-        "            return trained | True\n",
+        "            return trained | (ids > 4)\n",
         "data/stores/test_token_rows.py::test_masks[kind0-labels]",
     ),
     Mutation(

@@ -100,8 +100,15 @@ def test_a_run_resumes(folder):
     ids=["another rank", "no adapters", "targets", "alpha"],
 )
 def test_other_adapters_are_another_run(folder, lora, message):
-    with pytest.raises(ValueError, match=message):
-        prepare(config(folder, "adapters", lora=LORA | lora, init_from=str(folder / "base")))
+    other = config(folder, "adapters", lora=LORA | lora, init_from=str(folder / "base"))
+    with pytest.raises(ValueError, match=message) as error:
+        prepare(other)
+    if "alpha" in lora:
+        assert "continue the run with --allow=lora.alpha" in str(error.value)
+    else:  # the checkpoint has other arrays
+        assert "--allow" not in str(error.value)
+        with pytest.raises(ValueError, match=message):
+            prepare(other, allow=["lora.rank", "lora.targets", "steps"])
 
 
 def test_adapters_need_their_base(folder):
