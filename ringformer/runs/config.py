@@ -44,10 +44,6 @@ class DataConfig(StoreOptions, PackingOptions):
             )
         if self.mixture:
             parse_mixture(self.mixture)
-        elif self.mixture_by != "sequences":
-            raise ValueError(
-                f"data.mixture_by={self.mixture_by!r} is the unit of a mixture's weights: set data.mixture"
-            )
         PackingOptions.__post_init__(self)
         StoreOptions.__post_init__(self)
 

@@ -189,11 +189,3 @@ def test_the_old_place_of_base_config_still_works():
     with pytest.warns(DeprecationWarning, match="from ringformer import base_config"):
         from ringformer.train.config import base_config as moved
     assert moved is base_config
-
-
-def test_the_unit_of_a_mixture_needs_a_mixture():
-    assert DataConfig(mixture="a:1,b:2", mixture_by="tokens").mixture_by == "tokens"
-    with pytest.raises(
-        ValueError, match=r"data\.mixture_by='tokens' is the unit of a mixture's weights: set data\.mixture"
-    ):
-        DataConfig(store="a", mixture_by="tokens")
