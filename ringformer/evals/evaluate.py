@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.data.stores.folder import open_one
-from ringformer.evals import lines, needle, perplexity, ruler
+from ringformer.evals import lines, needle, perplexity
 from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, content_hash
 from ringformer.evals.evaluation_setup import opened, parse_numbers, say, write_outputs
 from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_losses, draw_tasks
-from ringformer.evals.ruler_data import read_data
+from ringformer.evals.ruler import tasks as ruler
+from ringformer.evals.ruler.data import read_data
 from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
 from ringformer.evals.tables import cross_table, lines_table, perplexity_tables
 

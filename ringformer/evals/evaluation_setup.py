@@ -14,8 +14,8 @@ from ringformer.evals.case_file import CaseFile, CheckRow
 from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
 from ringformer.files.run_layout import EVALS
 from ringformer.inference.options import load_generator
-from ringformer.inference.run_text import RunText
-from ringformer.inference.text_generator import TextGenerator
+from ringformer.inference.text.run_text import RunText
+from ringformer.inference.text.text_generator import TextGenerator
 from ringformer.parallel.mesh import simulate_cpu_devices
 from ringformer.plotting import check_matplotlib
 from ringformer.runs.config_file import register_models

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ringformer.evals.case_file import CaseFile, CheckRow, Row
 from ringformer.evals.cases import Case
 from ringformer.evals.tables import mean
-from ringformer.inference.text_generator import TextGenerator
+from ringformer.inference.text.text_generator import TextGenerator
 
 
 class Answering(NamedTuple):

@@ -79,6 +79,10 @@ class Slots:
         self._taken += filled.sum(axis=1, dtype=np.int32)
         return starts
 
+    def release(self, tops: Int32[np.ndarray, " ranks"]) -> None:
+        """Free the slots from `tops` on, which hold no token any more."""
+        self._taken = np.minimum(self._taken, tops).astype(np.int32)
+
     def take(self) -> tuple[int, int]:
         """Return (rank, slot) for one more token, on the rank with the fewest taken slots."""
         if not self.free:

@@ -8,8 +8,8 @@ or two intervals of the chunk; each attends to the keys that end with it. So byt
 window, not with the cache.
 """
 
-from functools import partial
-from typing import Literal, NamedTuple
+from functools import partial, reduce
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
-from ringformer.inference.cache import Cache
+from ringformer.inference.cache import Cache, layer_of
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.ops.ring_attention import ring_attention
 
@@ -27,6 +27,20 @@ Travels = Literal["keys", "queries"]
 
 ATTEND_TOKEN = "attend_token"
 """Name scope of a token's attention, which distinguishes it from the projections in a compiled program."""
+
+
+class Prefix(NamedTuple):
+    """Keys and values of one layer that all rows share."""
+
+    k: Any  # [1, K, P, d]
+    v: Any
+    valid: Any  # bool [1, P]
+
+
+def of_prefix(cache: Cache, layer: Int32[Array, ""]) -> Prefix:
+    """Return one layer of a cache of one row."""
+    slots = cache.positions.shape[1]
+    return Prefix(layer_of(cache.k, layer, slots), layer_of(cache.v, layer, slots), cache.positions >= 0)
 
 
 def cheaper_to_move(config: DecoderConfig, new: int, cached: int) -> Travels:
@@ -45,9 +59,10 @@ def attend_token(
     valid: Bool[Array, "B S"],
     ring: str,
     scale: float | None = None,
+    prefix: Prefix | None = None,
 ) -> Float32[Array, "B K G d"]:
-    """Attend from one token per row to the cached keys of all ranks and to the token's own k and v. The token is the
-    same on all ranks.
+    """Attend from one token per row to the cached keys of all ranks, to the token's own k and v, and to the keys and
+    values of a prefix that all rows share. The token is the same on all ranks.
 
     Communicates one maximum and one sum, 4 B K G (d + 2) bytes in total, regardless of the length of the context.
     """
@@ -58,8 +73,17 @@ def attend_token(
 
     logits = jnp.where(valid[:, None, None], scale * dot("bkgd,bksd->bkgs", q, cached_k), -jnp.inf)
     m = logits.max(axis=-1)
-    p = jnp.exp(logits - _shift(m)[..., None])
-    share = jnp.concatenate([dot("bkgs,bksd->bkgd", p.astype(v.dtype), cached_v), p.sum(axis=-1)[..., None]], axis=-1)
+    if prefix is not None:
+        before = jnp.where(prefix.valid[:, None, None], scale * dot("bkgd,ksd->bkgs", q, prefix.k[0]), -jnp.inf)
+        m = jnp.maximum(m, before.max(axis=-1))
+
+    def share_of(spec, logits, values):
+        p = jnp.exp(logits - _shift(m)[..., None])
+        return jnp.concatenate([dot(spec, p.astype(v.dtype), values), p.sum(axis=-1)[..., None]], axis=-1)
+
+    share = share_of("bkgs,bksd->bkgd", logits, cached_v)
+    if prefix is not None:
+        share += share_of("bkgs,ksd->bkgd", before, prefix.v[0])
     own = scale * jnp.einsum("bkgd,bkd->bkg", q.astype(jnp.float32), k.astype(jnp.float32))
     highest = jnp.maximum(lax.pmax(m, ring), own)  # finite: a token sees itself
     total = lax.psum(share * jnp.exp(m - highest)[..., None], ring)
@@ -94,15 +118,27 @@ def attend_cached(
     return o / jnp.where(weight == 0, 1.0, weight)[..., None], highest + jnp.log(weight).swapaxes(1, 2)
 
 
-def join(
-    a: tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]],
-    b: tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]],
-) -> Float32[Array, "B T H d"]:
-    """Merge the attention of the same queries to two sets of keys from (o, lse) of each. Each query must see at least
-    one key."""
-    (x, left), (y, right) = a, b
-    left, right = (jnp.exp(w - jnp.maximum(left, right)).swapaxes(1, 2)[..., None] for w in (left, right))
-    return (x * left + y * right) / (left + right)
+def attend_prefix(
+    q: Float[Array, "B T H d"],
+    prefix: Prefix,
+    travels: Travels,
+    ring: str,
+    **options,
+) -> tuple[Float32[Array, "B T H d"], Float32[Array, "B H T"]]:
+    """Return `attend_cached` to keys that all rows share: the queries of all rows are those of one long row."""
+    one_row = rearrange(q, "b t h d -> 1 (b t) h d")
+    o, lse = attend_cached(one_row, *prefix, travels, ring, **options)
+    B = q.shape[0]
+    return rearrange(o, "1 (b t) h d -> b t h d", b=B), rearrange(lse, "1 h (b t) -> b h t", b=B)
+
+
+def join(*parts: tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]) -> Float32[Array, "B T H d"]:
+    """Merge the attention of the same queries to several sets of keys from (o, lse) of each. Each query must see at
+    least one key."""
+    highest = reduce(jnp.maximum, (lse for _, lse in parts))
+    weights = [jnp.exp(lse - highest).swapaxes(1, 2)[..., None] for _, lse in parts]
+    total = reduce(jnp.add, (o * weight for (o, _), weight in zip(parts, weights, strict=True)))
+    return total / reduce(jnp.add, weights)
 
 
 class LastSlots(NamedTuple):

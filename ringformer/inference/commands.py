@@ -17,6 +17,7 @@ from ringformer.inference.sampling import Sampling
 from ringformer.processes.flags import add_distributed_flags, member_of
 
 if TYPE_CHECKING:
+    from ringformer.inference.text.run_text import RunText
     from ringformer.processes.rendezvous import Membership
 
 MEET_SECONDS = 60.0
@@ -36,6 +37,13 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat, a question")
     source.add_argument("--prompt_file", metavar="FILE", help="a UTF-8 file with the prompt, including its newlines")
+    source.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help='JSON lines with "prompt"; the answers are written to --out, and resumed there',
+    )
+    parser.add_argument("--out", metavar="FILE", help='with --prompts: the same JSON lines with "text" or "error"')
+    parser.add_argument("--batch_size", type=int, help="with --prompts: prompts to answer at a time; default: 1")
     parser.add_argument("--chat", action="store_true", help="answer using the run's chat template")
     parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; default: the template's own")
     parser.add_argument("--max_new_tokens", type=int, default=256, help="the longest continuation")
@@ -63,15 +71,22 @@ def _generate(args: argparse.Namespace) -> int:
             f"--mesh_dim={args.mesh_dim}: dp={dp} distributes rows, but a prompt is a single row: set dp=1 and give "
             "the devices to fsdp, tp or sp"
         )
+    of_file = args.prompts is not None
+    if (args.out is not None) != of_file or (args.batch_size is not None and not of_file):
+        raise ValueError("--prompts=FILE, --out=FILE and --batch_size belong together: give --prompts and --out")
+    if of_file and (args.distributed or args.system is not None):
+        raise ValueError("--prompts takes neither --distributed nor --system")
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ValueError(f"--batch_size={args.batch_size} must be at least 1")
     simulate_cpu_devices(args.cpu_devices)
     member = member_of(args, MEET_SECONDS)
-    prompt = _prompt(args)
+    prompt = None if of_file else _prompt(args)
     from ringformer.data.chats.conversations import Message
-    from ringformer.inference.chat import Chat
-    from ringformer.inference.run_text import RunText
-    from ringformer.inference.session import check_room
-    from ringformer.inference.text_generator import TextGenerator
-    from ringformer.inference.text_stream import check_stops
+    from ringformer.inference.rows import check_room
+    from ringformer.inference.text.chat import Chat
+    from ringformer.inference.text.run_text import RunText
+    from ringformer.inference.text.text_generator import TextGenerator
+    from ringformer.inference.text.text_stream import check_stops
     from ringformer.runs.config_file import register_models
 
     register_models(args.config)
@@ -79,6 +94,8 @@ def _generate(args: argparse.Namespace) -> int:
     text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template)
     check_stops(args.stop, text.tokenizer)
     limit, tokens = _limit(args, text.context), 1
+    if of_file:
+        return _answer_rows(args, text, sampling, limit)
     if prompt is not None:
         system = [] if args.system is None else [Message("system", args.system)]
         chat = [*system, Message("user", prompt)]
@@ -103,6 +120,26 @@ def _generate(args: argparse.Namespace) -> int:
     for _ in answer:  # process 0 prints it
         pass
     return 0
+
+
+def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling, limit: int | None) -> int:
+    """Answer the rows of a file; return the exit code, 1 if some could not be answered."""
+    from ringformer.inference.generator import LONGEST
+    from ringformer.inference.text.prompt_rows import PromptRows
+    from ringformer.inference.text.text_generator import TextGenerator
+
+    rows = PromptRows(
+        Path(args.prompts),
+        Path(args.out),
+        text,
+        chat=args.chat,
+        max_new_tokens=args.max_new_tokens,
+        limit=LONGEST if limit is None else limit,
+    )
+    needed = max(rows.longest, 1) + args.max_new_tokens
+    model = TextGenerator(load_generator(args.run_dir, args, needed), text)
+    rows.answer(model, args.batch_size or 1, args.max_new_tokens, sampling, args.stop)
+    return 1 if rows.failed else 0
 
 
 def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) -> None:

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from ringformer.inference.cache import Cache, layer_of
-from ringformer.inference.cached_attention import attend_token
+from ringformer.inference.cached_attention import attend_token, of_prefix
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import ALL, REST
 from ringformer.models.decoder_config import DecoderConfig
@@ -37,12 +37,14 @@ def decode_hidden(
     tokens: Int32[Array, " B"],
     positions: Int32[Array, " B"],
     slots: int,
+    prefix: Cache | None = None,
 ) -> tuple[Float[Array, "B D"], Float[Array, "L B 1 K d"], Float[Array, "L B 1 K d"]]:
     """Return the normed output of the last layer, and the rotated key and the value of every layer.
 
     Args:
       weights: the device's shares. tokens: one per row. positions: position of each token in its row, >= 0.
       slots: number of cache slots to read, from the first; all others are empty.
+      prefix: cache of one row with which all rows begin.
     """
     c = config
     x = _embed(weights["embed"], tokens)
@@ -75,8 +77,9 @@ def decode_hidden(
             q, k = placed[c.ropes.index(kind.rope)](q, k)
             heads = rearrange(q, "b 1 (k g) d -> b k g d", k=k.shape[2])
             cached_k, cached_v = (layer_of(x, i, slots) for x in (cache.k, cache.v))
+            before = None if prefix is None else of_prefix(prefix, i)
             mask = valid[kind.window]
-            o = attend_token(heads, k[:, 0], v[:, 0], cached_k, cached_v, mask, "sp", c.logit_scale)
+            o = attend_token(heads, k[:, 0], v[:, 0], cached_k, cached_v, mask, "sp", c.logit_scale, before)
             y = _reduced(rearrange(o, "b k g d -> b (k g d)").astype(x.dtype), attention["wo"])
             x = x + (y if parts.norms == "before" else norm(y, w["attention_output_norm"]["scale"]))
         with jax.named_scope("feed_forward"):

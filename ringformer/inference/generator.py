@@ -12,12 +12,16 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import model_of, restore_params
+from ringformer.inference.inference_config import checked_config, rank_devices_of
 from ringformer.inference.program_sizes import round_up
-from ringformer.inference.programs import TOKENS, Programs, as_global, checked_config, rank_devices_of
+from ringformer.inference.programs import Programs
+from ringformer.inference.rows import check_room, check_tokens, padded
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session, check_room, check_tokens, padded
+from ringformer.inference.session import Session
+from ringformer.inference.session_arrays import TOKENS, as_global
 from ringformer.inference.weight_shares import reshard, weight_shares
 from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import as_decoder
 from ringformer.ops import layouts
 from ringformer.parallel.mesh import make_mesh, mesh_shape
@@ -93,6 +97,11 @@ class Generator:
         dtypes = jax.tree.map(lambda share: share.dtype, weight_shares(config, mesh))
         params = restore_params(run, weight_shardings(config, mesh), mesh, dtypes)
         return cls(config, params, mesh, max_length=max_length, prefill_chunk=prefill_chunk)
+
+    @property
+    def can_fork(self) -> bool:
+        """True if rows can share the text of one (`Session.fork`)."""
+        return self.mesh.shape["dp"] == 1 and not any(self.config.windows) and self.config.attention not in REGISTERED
 
     def session(self, rows: int) -> Session:
         """Start a session of `rows` empty rows, a multiple of dp."""

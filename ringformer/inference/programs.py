@@ -5,106 +5,42 @@ They run on the training mesh (dp, fsdp, tp, sp). Rows are sharded over dp. Toke
 in the model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp). So fsdp shards only weights.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
-from ringformer.hardware import chip_of
 from ringformer.inference.cache import Cache, layer_of, write_tokens
 from ringformer.inference.cached_attention import (
     Travels,
     attend_cached,
+    attend_prefix,
     attend_window,
     first_of_chunk,
     join,
     last_slots,
+    of_prefix,
 )
 from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
+from ringformer.inference.session_arrays import CHUNK, TOKENS, Chunk, Scores, State
 from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.decoder import Decoder
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.decoder_layers import attention_options
 from ringformer.models.interface import Axes
-from ringformer.models.kernel_check import check_kernel
-from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.own_attention import REGISTERED
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
-
-TOKENS = P("dp", ("sp", "tp"))
-"""Arrays [B, P] of a chunk, P in layout order."""
-
-
-class State(NamedTuple):
-    """Arrays of a session on the devices, donated from program to program."""
-
-    cache: Cache
-    logits: Any  # float32 [B, V], of the next token of each row
-    lengths: Any  # int32 [B], tokens in the cache of each row
-
-
-class Chunk(NamedTuple):
-    """New tokens of each row (global arrays), in layout order; shorter rows are padded with position -1."""
-
-    tokens: Any  # int32 [B, P]
-    positions: Any  # int32 [B, P]
-    rank_positions: Any  # the same, but replicated over tp
-    last: Any  # int32 [B], the position of the last token of a row if it is in this chunk, else -1
-    slots: Any  # int32 [n], the first slot that each rank of the ring writes
-
-
-CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"))
-
-
-def rank_devices_of(config: DecoderConfig, tp: int, sp: int) -> int:
-    """Return how many of the config's `ulysses` devices exchange heads on a mesh: as many as its sizes allow."""
-    return math.gcd(config.ulysses, sp, config.num_heads // tp)
-
-
-def inference_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tuple[DecoderConfig, str]:
-    """Return the config for inference (ring attention on every mesh, no rematerialization, no offloading, heads
-    exchanged among `rank_devices_of`), and a line that describes its kernel.
-
-    Raises ValueError for a mesh that does not fit the model.
-    """
-    layout = config.layout if mesh.shape["sp"] > 1 else "contiguous"
-    ulysses = rank_devices_of(config, mesh.shape["tp"], mesh.shape["sp"])
-    own = REGISTERED.get(config.attention)
-    if own is not None and own.visible is None:
-        raise ValueError(
-            f"attention {config.attention!r} was registered without visible(query, key, window), which decoding needs: "
-            "pass it to register_attention"
-        )
-    config = replace(config, attention=config.attention if own else "ring", layout=layout, ulysses=ulysses)
-    config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
-    config.check_mesh(mesh)
-    device = mesh.devices.flat[0]
-    chip, ranks, tp = chip_of(device.device_kind), mesh.shape["sp"] // ulysses, mesh.shape["tp"]
-    model, line = with_kernel(config, device.platform, chip, local_tokens * ulysses, ring_size=ranks, tp=tp)
-    assert isinstance(model, DecoderConfig)
-    return model, line
-
-
-def checked_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tuple[DecoderConfig, str]:
-    """Return `inference_config` with a kernel that passed its check on these devices (`models/kernel_check.py`)."""
-    model, line = inference_config(config, mesh, local_tokens)
-    checked, line = check_kernel(model, line, config, mesh, local_tokens * model.ulysses, backward=False)
-    assert isinstance(checked, DecoderConfig)
-    return checked, line
 
 
 def _compiled(lower: Callable) -> Callable:
@@ -149,26 +85,61 @@ class Programs:
     def _array(self, shape, spec, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
-    def lower_prefill(self, rows: int, slots: int, tokens: int, cached: int, travels: Travels) -> jax.stages.Lowered:
-        """Lower `prefill(weights, state, chunk) -> state`; the state is donated.
+    def lower_prefill(
+        self, rows: int, slots: int, tokens: int, cached: int, travels: Travels, prefix: int = 0, scored: bool = False
+    ) -> jax.stages.Lowered:
+        """Lower `prefill(weights, state, chunk, *prefix) -> (state, *scores)`; the state is donated.
 
         Args:
           rows, slots: rows of the state, and slots per rank. tokens: P of a chunk.
-          cached: number of slots of a rank that the chunk attends to; 0: nothing precedes the chunk.
+          cached: number of slots of a rank that the chunk attends to; 0: nothing of the state precedes the chunk.
           travels: the arrays that travel around the ring: the keys in those slots, or the queries of the chunk.
+          prefix: slots per rank of a cache of one row with which all rows begin; 0: there is none.
+          scored: also compute the `Scores` [B, P] of the chunk's targets, replicated on every device.
         """
-        shapes = [(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],)]
+        shapes = [(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],), (rows, tokens)]
         state, chunk = self.state(rows, slots), Chunk(*map(self._array, shapes, CHUNK))
-        prefill = partial(self._prefill, cached=cached, travels=travels)
-        return self._lower(prefill, _specs(state), self.weights, state, chunk, donate_argnums=1)
+        prefill = partial(self._prefill, cached=cached, travels=travels, scored=scored)
+        results = _specs(state), *([Scores(TOKENS, TOKENS)] if scored else [])
+        shardings = jax.tree.map(lambda x: x.sharding, state), *([NamedSharding(self.mesh, P())] if scored else [])
+        return self._lower(
+            prefill,
+            results,
+            self.weights,
+            state,
+            chunk,
+            *self._prefix(prefix),
+            donate_argnums=1,
+            out_shardings=shardings,
+        )
 
-    def lower_decode(self, rows: int, slots: int, read: int, kind: Kind) -> jax.stages.Lowered:
-        """Lower `decode(weights, state, control, numbers) -> (tokens, state)`, which draws a token of each row from the
-        state's logits and appends it. The state is donated; tokens, int32 [rows], are replicated on every device.
+    def _prefix(self, slots: int) -> list[Cache]:
+        return [self.state(1, slots).cache] if slots else []
+
+    def lower_truncate(self, rows: int, slots: int) -> jax.stages.Lowered:
+        """Lower `truncate(state, lengths) -> (state, tops)`, which forgets the tokens of each row beyond a length. The
+        state is donated; tops, int32 [sp], are the slots of each rank up to the last one that still holds a token."""
+        state, lengths = self.state(rows, slots), self._array((rows,), P("dp"))
+        everywhere = NamedSharding(self.mesh, P())
+
+        def truncate(state: State, lengths):
+            positions = jnp.where(state.cache.positions < lengths[:, None], state.cache.positions, -1)
+            held = (positions >= 0).reshape(rows, -1, slots).any(axis=0)
+            tops = jnp.max(jnp.where(held, jnp.arange(1, slots + 1), 0), axis=-1)
+            return State(state.cache._replace(positions=positions), state.logits, lengths), tops
+
+        shardings = jax.tree.map(lambda x: x.sharding, state), everywhere
+        return jax.jit(truncate, donate_argnums=0, out_shardings=shardings).lower(state, lengths)
+
+    def lower_decode(self, rows: int, slots: int, read: int, kind: Kind, prefix: int = 0) -> jax.stages.Lowered:
+        """Lower `decode(weights, state, control, numbers, *prefix) -> (tokens, state)`, which draws a token of each row
+        from the state's logits and appends it. The state is donated; tokens, int32 [rows], are replicated on every
+        device.
 
         Args:
           rows, slots: rows of the state, and slots per rank.
           read: number of slots of a rank to read, from the first; all others are empty.
+          prefix: as for `lower_prefill`.
           control: int32 [4 + rows]: seed, top_k, rank and slot that take the token, and for each row whether it
             continues. For a row that has ended, tokens and logits do not change, and the token drawn is meaningless.
           numbers: float32 [2]: temperature, top_p.
@@ -176,7 +147,9 @@ class Programs:
         control, numbers = self._array((4 + rows,), P()), self._array((2,), P(), jnp.float32)
         state, decode = self.state(rows, slots), partial(self._decode, read=read, kind=kind)
         results = P(), _specs(state)
-        return self._lower(decode, results, self.weights, state, control, numbers, donate_argnums=1)
+        return self._lower(
+            decode, results, self.weights, state, control, numbers, *self._prefix(prefix), donate_argnums=1
+        )
 
     def lower_losses(self, rows: int, tokens: int) -> jax.stages.Lowered:
         """Lower `losses(weights, tokens, positions, targets) -> float32 [rows, P]`: -log p(target) of each token,
@@ -190,6 +163,7 @@ class Programs:
         return self._lower(losses, TOKENS, self.weights, *arrays, out_shardings=NamedSharding(self.mesh, P()))
 
     prefill, decode, losses = _compiled(lower_prefill), _compiled(lower_decode), _compiled(lower_losses)
+    truncate = _compiled(lower_truncate)
 
     def _lower(self, function, results, *arguments, **options) -> jax.stages.Lowered:
         """Lower a function of one device's arrays. `arguments` are abstract global arrays; `results` are specs."""
@@ -208,7 +182,9 @@ class Programs:
 
         return {"axes": Axes(sp="sp", tp="tp" if self.mesh.shape["tp"] > 1 else None), "gather": gather}
 
-    def _prefill(self, weights, state: State, chunk: Chunk, *, cached: int, travels: Travels) -> State:
+    def _prefill(
+        self, weights, state: State, chunk: Chunk, *prefix: Cache, cached: int, travels: Travels, scored: bool
+    ):
         """Run `prefill` on one device."""
         c, cache, sp = self.config, state.cache, self.mesh.shape["sp"]
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
@@ -223,32 +199,41 @@ class Programs:
         def attend(kind, layer, q, k, v):
             options = attention_options(c, kind, c.ulysses * q.shape[1])
             ring = partial(c.attend, q, k, v, **on_ring, **options)
-            if not cached:
+            if not cached and not prefix:
                 return ring(), (k, v)
             if kind.window:
                 return attend_window(q, k, v, cache, layer, last[kind.window], order, "sp", **options), (k, v)
-            ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
-            kernel = {"kernel": "xla" if c.kernel == "cudnn" else c.kernel}  # the mask of empty slots is not causal
-            before = attend_cached(q, ours[0], ours[1], slots >= 0, travels, "sp", **options | kernel)
-            return join(ring(return_lse=True), before).astype(q.dtype), (k, v)
+            before, kernel = [], "xla" if c.kernel == "cudnn" else c.kernel  # the mask of empty slots is not causal
+            if cached:
+                ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
+                options = options | {"kernel": kernel}
+                before.append(attend_cached(q, ours[0], ours[1], slots >= 0, travels, "sp", **options))
+            for shared in prefix:
+                options = attention_options(c, kind, q.shape[0] * q.shape[1] * sp) | {"kernel": kernel}
+                before.append(attend_prefix(q, of_prefix(shared, layer), "queries", "sp", **options))
+            return join(ring(return_lse=True), *before).astype(q.dtype), (k, v)
 
-        x, (k, v) = self._model(weights).attended(
+        model = self._model(weights)
+        x, (k, v) = model.attended(
             chunk.tokens,
             jnp.maximum(chunk.positions, 0),
             attend=attend,
             given=jnp.arange(c.num_layers),
             **self._sharding,
         )
+        gather = self._sharding["gather"]
+        scores = [Scores(*model.scores(x, chunk.targets, gather))] if scored else []
         ends = chunk.last >= 0
         here = (chunk.positions == chunk.last[:, None]) & ends[:, None]
         x = lax.psum(jnp.where(here[..., None], x, 0).sum(axis=1), ("sp", "tp"))
-        return State(
+        state = State(
             write_tokens(cache, k, v, chunk.rank_positions, chunk.slots[0]),
             jnp.where(ends[:, None], next_logits(c, weights, x), state.logits),
             jnp.where(ends, chunk.last + 1, state.lengths),
         )
+        return state, *scores
 
-    def _decode(self, weights, state: State, control, numbers, *, read: int, kind: Kind):
+    def _decode(self, weights, state: State, control, numbers, *prefix: Cache, read: int, kind: Kind):
         """Run `decode` on one device."""
         (cache, logits, lengths), B = state, state.lengths.shape[0]
         seed, top_k, rank, slot = control[:4]
@@ -256,7 +241,7 @@ class Programs:
         alive = lax.dynamic_slice_in_dim(control, 4 + first, B) > 0
         keys = row_keys(seed, first + jnp.arange(B), lengths)
         tokens = sample(logits, keys, numbers[0], top_k, numbers[1], kind)
-        x, k, v = decode_hidden(self.config, weights, cache, tokens, lengths, read)
+        x, k, v = decode_hidden(self.config, weights, cache, tokens, lengths, read, *prefix)
         positions, mine = jnp.where(alive, lengths, -1), lax.axis_index("sp") == rank
         cache = write_tokens(cache, k, v, positions[:, None], slot, mine)
         logits = jnp.where(alive[:, None], next_logits(self.config, weights, x), logits)
@@ -266,8 +251,3 @@ class Programs:
 
 def _specs(arrays) -> Any:
     return jax.tree.map(lambda x: x.sharding.spec, arrays)
-
-
-def as_global(array: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
-    """Shard an array over the mesh; every process must have the whole array."""
-    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])

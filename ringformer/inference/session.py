@@ -1,9 +1,13 @@
-"""Session: rows of tokens with their cache. It appends prompts, decodes tokens, and appends the next turns."""
+"""Session: rows of tokens with their cache. It appends prompts, decodes tokens, and appends the next turns.
+
+A session can forget its last tokens (`truncate`, `rewind`), and many rows can begin with the text of one (`fork`). A
+long document is then read once for all questions about it.
+"""
 
 import time
+import weakref
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,30 +16,19 @@ import numpy as np
 from ringformer.inference.cache import Cache, Slots
 from ringformer.inference.decode_step import NOT_FINITE
 from ringformer.inference.program_sizes import ProgramSizes, round_up
-from ringformer.inference.programs import CHUNK, Chunk, Programs, State, as_global
+from ringformer.inference.programs import Programs
+from ringformer.inference.rows import Timings, check_room, check_tokens, padded
 from ringformer.inference.sampling import Sampling
+from ringformer.inference.session_arrays import CHUNK, Chunk, Scores, State, as_global, first_scores
 from ringformer.models.own_attention import REGISTERED
 from ringformer.ops import layouts
 
 
-@dataclass
-class Timings:
-    """Total tokens and seconds of all rows so far, excluding compilation."""
+class Mark(NamedTuple):
+    """A place in a session to which `Session.rewind` returns."""
 
-    prefill_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_tokens: int = 0
-    decode_seconds: float = 0.0
-
-    @property
-    def prefill_tokens_per_second(self) -> float:
-        """Speed of reading prompts; 0 if nothing was read."""
-        return self.prefill_tokens / (self.prefill_seconds or 1.0)
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        """Speed of generating tokens; 0 if nothing was generated."""
-        return self.decode_tokens / (self.decode_seconds or 1.0)
+    lengths: list[int]
+    logits: jax.Array
 
 
 class Session:
@@ -43,10 +36,14 @@ class Session:
 
     Args:
       programs: programs of the model on its mesh. weights: shares of the weights on the mesh.
-      rows: number of rows, a multiple of dp. sizes: sizes of the programs, which limit the rows' lengths.
+      rows: number of rows, a multiple of dp.
+      sizes: sizes of the programs, which limit the rows' lengths beyond `begin`.
+      begin: a session of one row with which all rows begin (`fork`).
     """
 
-    def __init__(self, programs: Programs, weights: Any, rows: int, sizes: ProgramSizes):
+    def __init__(
+        self, programs: Programs, weights: Any, rows: int, sizes: ProgramSizes, begin: "Session | None" = None
+    ):
         dp = programs.mesh.shape["dp"]
         if rows < 1 or rows % dp:
             raise ValueError(f"{rows} rows on a mesh with dp={dp}: rows must be a multiple of dp, {dp} for example")
@@ -54,8 +51,13 @@ class Session:
         self._slots = Slots(sizes.ranks, sizes.capacity)
         self._state = _empty_state(programs.state(rows, sizes.capacity))
         self._alive = np.ones(rows, bool)
-        self.lengths = [0] * rows
+        self._begin = begin
+        self._begin_tokens: int = begin.lengths[0] if begin else 0
+        self._forks: weakref.WeakSet[Session] = weakref.WeakSet()
+        self.lengths: list[int] = [self._begin_tokens] * rows
         """Number of tokens of each row, appended or generated, so far."""
+        self._followed = np.full(rows, begin is not None)
+        """Rows whose logits follow their last token."""
         self.timings = Timings()
 
     @property
@@ -70,15 +72,32 @@ class Session:
         Before anything is computed, raises ValueError for a row that is empty, has ids outside the vocabulary, or does
         not fit.
         """
+        self._append(rows)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[Scores]:
+        """Append tokens to each row, and return their scores given the tokens before them, arrays [tokens] of the host.
+
+        Raises ValueError as `append` does, and if a row has no token before them.
+        """
+        self._check_followed("score")
+        before = self._state.logits
+        firsts = first_scores(before, np.array([row[0] if len(row) else 0 for row in rows], np.int32))
+        chunks = self._append(rows, scored=True)
+        joined = Scores(*(np.concatenate(x, axis=1) for x in zip(firsts, *chunks, strict=True)))
+        return [Scores(*(x[i, : len(row)] for x in joined)) for i, row in enumerate(rows)]
+
+    def _append(self, rows: Sequence[Sequence[int]], scored: bool = False) -> list[Scores]:
+        """Append tokens; with `scored`, return the scores of the tokens after each, in order, arrays [rows, tokens]."""
+        self._check_unused()
         check_tokens(rows, self._programs.config.vocab_size)
         if len(rows) != len(self.lengths):
             raise ValueError(f"{len(rows)} rows given, but the session has {len(self.lengths)}")
         longest, most, max_length = max(map(len, rows)), self._sizes.most, self._sizes.max_length
         for row, (length, tokens) in enumerate(zip(self.lengths, rows, strict=True)):
-            if length + len(tokens) > max_length:
+            if (room := self._begin_tokens + max_length - length) < len(tokens):
                 raise ValueError(
-                    f"row {row} would have {length + len(tokens)} tokens, but max_length is {max_length}: append "
-                    f"at most {max_length - length}"
+                    f"row {row} would have {length + len(tokens)} tokens, but max_length is "
+                    f"{self._begin_tokens + max_length}: append at most {room}"
                 )
         starts = range(0, longest, most)
         if (attention := self._programs.config.attention) in REGISTERED and (len(starts) > 1 or any(self.lengths)):
@@ -93,9 +112,88 @@ class Session:
                 f"{room // granule * granule}: give each conversation a session of its own, or raise max_length"
             )
         firsts = np.array(self.lengths)
-        for start in starts:
-            self._append_chunk([row[start : start + most] for row in rows], firsts + start)
+        scores = [
+            self._append_chunk(
+                [row[start : start + most] for row in rows],
+                firsts + start,
+                [row[start + 1 : start + most + 1] for row in rows] if scored else None,
+            )
+            for start in starts
+        ]
         self.lengths = [length + len(tokens) for length, tokens in zip(self.lengths, rows, strict=True)]
+        self._followed[:] = True
+        return [chunk for chunk in scores if chunk is not None]
+
+    def mark(self) -> Mark:
+        """Return this place, for `rewind`. It keeps a copy of the logits."""
+        self._check_followed("mark")
+        return Mark(list(self.lengths), jnp.copy(self._state.logits))
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget all tokens since `mark`. Raises ValueError if a row is shorter than it was then."""
+        self.truncate(mark.lengths)
+        self._state = self._state._replace(logits=jnp.copy(mark.logits))
+        self._followed[:] = True
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Forget the tokens of each row from a length on; their slots are free again.
+
+        A row that became shorter must be appended to before it is continued. Raises ValueError for a length that is
+        longer than the row, or shorter than the text it was forked from.
+        """
+        self._check_unused()
+        if len(lengths) != len(self.lengths):
+            raise ValueError(f"{len(lengths)} lengths given, but the session has {len(self.lengths)} rows")
+        for row, (length, now) in enumerate(zip(lengths, self.lengths, strict=True)):
+            if not self._begin_tokens <= length <= now:
+                raise ValueError(
+                    f"row {row} has {now} tokens: it can be truncated to {self._begin_tokens} to {now}, not {length}"
+                )
+        truncate = self._programs.truncate(len(lengths), self._sizes.capacity)
+        wanted = as_global(np.array(lengths, np.int32), self._programs.mesh, CHUNK.last)
+        self._state, tops = truncate(self._state, wanted)
+        self._slots.release(np.asarray(tops))
+        self._followed &= np.array(lengths) == self.lengths
+        self.lengths = list(lengths)
+
+    def fork(self, rows: int, max_new: int) -> "Session":
+        """Start a session of `rows` rows that begin with this one's only row, whose cache they share.
+
+        Until that session is gone, this one cannot change.
+
+        Args:
+          max_new: most tokens of each row beyond the shared text.
+
+        Raises ValueError for a session of several rows, without a token, or that is a fork itself, and for models with
+        windows or attentions of their own.
+        """
+        self._check_followed("fork")
+        config = self._programs.config
+        if len(self.lengths) != 1 or self._begin is not None or self._programs.mesh.shape["dp"] > 1:
+            raise ValueError(
+                "only a session of one row, which is no fork itself and on a mesh with dp=1, can be forked"
+            )
+        if any(config.windows) or config.attention in REGISTERED:
+            raise ValueError("models with windows, or with an attention of their own, cannot share the text of a row")
+        sizes = self._programs.sizes(max_new, self._sizes.prefill_chunk)
+        fork = Session(self._programs, self._weights, rows, sizes, begin=self)
+        state = fork._state
+        lengths = jnp.full_like(state.lengths, self.lengths[0])
+        logits = jax.device_put(jnp.repeat(self._state.logits, rows, axis=0), state.logits.sharding)
+        fork._state = state._replace(logits=logits, lengths=jax.device_put(lengths, state.lengths.sharding))
+        self._forks.add(fork)
+        return fork
+
+    def _check_unused(self) -> None:
+        if self._forks:
+            raise ValueError("rows of another session share this one's cache: delete that session first")
+
+    def _check_followed(self, purpose: str) -> None:
+        """Raise ValueError unless the logits of every row follow its last token."""
+        if not all(self.lengths):
+            raise ValueError(f"there is nothing to {purpose}: append a prompt first")
+        if not self._followed.all():
+            raise ValueError(f"row {np.argmin(self._followed)} was truncated: append to it first, or rewind to a mark")
 
     def decode(
         self, *, max_new_tokens: int, sampling: Sampling = Sampling(), end_tokens: Collection[int] = ()
@@ -111,9 +209,9 @@ class Session:
             computed.
           FloatingPointError: at a step whose logits are not finite.
         """
-        if not all(self.lengths):
-            raise ValueError("there is nothing to continue: append a prompt first")
-        check_room(max(self.lengths), max_new_tokens, self._sizes.max_length)
+        self._check_unused()
+        self._check_followed("continue")
+        check_room(max(self.lengths), max_new_tokens, self._begin_tokens + self._sizes.max_length)
         if max_new_tokens > self._slots.free:
             raise ValueError(
                 f"turns of unequal length have left room for only {self._slots.free} new tokens: decode fewer, or give "
@@ -135,9 +233,10 @@ class Session:
                 return
             read = self._sizes.read(self._slots.top)
             control = np.array([sampling.seed, top_k, *self._slots.take(), *alive], np.int32)
-            decode = self._programs.decode(len(alive), self._sizes.capacity, read, sampling.kind)
+            shared, prefix = self._shared()
+            decode = self._programs.decode(len(alive), self._sizes.capacity, read, sampling.kind, shared)
             start = time.perf_counter()
-            drawn, self._state = decode(self._weights, self._state, control, numbers)
+            drawn, self._state = decode(self._weights, self._state, control, numbers, *prefix)
             tokens = np.asarray(drawn)
             self.timings.decode_seconds += time.perf_counter() - start
             self.timings.decode_tokens += int(alive.sum())
@@ -150,55 +249,36 @@ class Session:
             self._alive &= ~np.isin(tokens, end_tokens)
             yield [int(token) if on else None for token, on in zip(tokens, alive, strict=True)]
 
-    def _append_chunk(self, rows: Sequence[Sequence[int]], firsts: np.ndarray) -> None:
-        """Prefill part of the rows' tokens, which start at positions `firsts`; some rows may have none left."""
+    def _shared(self) -> tuple[int, list[Cache]]:
+        """Return the slots per rank of the cache with which all rows begin, and that cache."""
+        if self._begin is None:
+            return 0, []
+        return self._begin._sizes.capacity, [self._begin._state.cache]
+
+    def _append_chunk(
+        self, rows: Sequence[Sequence[int]], firsts: np.ndarray, targets: Sequence[Sequence[int]] | None
+    ) -> Scores | None:
+        """Prefill part of the rows' tokens, which start at positions `firsts`; some rows may have none left. Return the
+        scores of `targets`, the tokens after each, if there are any."""
         programs, sizes = self._programs, self._sizes
         counts = np.array([len(row) for row in rows])
         P = sizes.chunk(int(counts.max()), self._slots.room)
         order = layouts.permutation(programs.config.layout, P, sizes.ranks // programs.config.ulysses)
         positions = np.where(order < counts[:, None], firsts[:, None] + order, -1).astype(np.int32)
         cached, travels = sizes.cached(programs.config, P, self._slots.top)
-        prefill = programs.prefill(len(rows), sizes.capacity, P, cached, travels)
+        shared, prefix = self._shared()
+        scored = targets is not None
+        prefill = programs.prefill(len(rows), sizes.capacity, P, cached, travels, shared, scored)
         slots = self._slots.take_chunk((order < counts.max()).reshape(sizes.ranks, -1))
-        arrays = padded(rows, P)[:, order], positions, positions, positions.max(axis=1), slots
+        tokens, after = padded(rows, P)[:, order], padded(targets or [()] * len(rows), P)[:, order]
+        arrays = tokens, positions, positions, positions.max(axis=1), slots, after
         chunk = Chunk(*(as_global(x, programs.mesh, spec) for x, spec in zip(arrays, CHUNK, strict=True)))
         start = time.perf_counter()
-        self._state = jax.block_until_ready(prefill(self._weights, self._state, chunk))
+        self._state, *scores = jax.block_until_ready(prefill(self._weights, self._state, chunk, *prefix))
         self.timings.prefill_seconds += time.perf_counter() - start
         self.timings.prefill_tokens += int(counts.sum())
-
-
-def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
-    """Return the rows as one array, int32 [rows, length], padded with zeros."""
-    return np.array([[*row, *[0] * (length - len(row))] for row in rows], np.int32)
-
-
-def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None:
-    """Raise ValueError for fewer than one new token, or if a prompt and its continuation exceed `max_length` tokens.
-    The message states the sizes that fit."""
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    if (room := max_length - prompt_tokens) < max_new_tokens:
-        fits = f"at most {room:,} new tokens fit after this prompt" if room > 0 else "the prompt alone fills it"
-        raise ValueError(
-            f"a prompt of {prompt_tokens:,} tokens and {max_new_tokens:,} new ones exceed the limit of {max_length:,} "
-            f"tokens: {fits}; {max_new_tokens:,} new ones leave room for a prompt of at most "
-            f"{max(max_length - max_new_tokens, 0):,}"
-        )
-
-
-def check_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raise ValueError if there are no rows, or if a row is empty or has an id outside the vocabulary."""
-    if not len(rows):
-        raise ValueError("there are no prompts")
-    for number, row in enumerate(rows):
-        if not len(row):
-            raise ValueError(f"prompt {number} is empty: a prompt needs at least one token")
-        if outside := [int(token) for token in row if not 0 <= token < vocab_size]:
-            raise ValueError(
-                f"prompt {number} has the id {outside[0]}, which is outside the vocabulary: ids lie in "
-                f"[0, {vocab_size})"
-            )
+        natural = np.argsort(order)[: max(map(len, rows))]
+        return Scores(*(np.asarray(x)[:, natural] for x in scores[0])) if scored else None
 
 
 def _empty_state(abstract: State) -> State:

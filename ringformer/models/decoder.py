@@ -27,7 +27,7 @@ from ringformer.models.rms_norm import RMSNorm
 from ringformer.ops import layouts
 from ringformer.ops.argument_checks import AnyArray, Segments
 from ringformer.ops.dense_reference import dense_attention
-from ringformer.ops.tokenwise.cross_entropy import cross_entropy, token_cross_entropy
+from ringformer.ops.tokenwise.cross_entropy import cross_entropy, token_cross_entropy, token_scores
 from ringformer.ops.tokenwise.embedding import embed
 
 
@@ -80,6 +80,10 @@ class Decoder(nnx.Module):
         """Compute -log p(target) of each of this device's tokens regardless of the mask, for evaluation."""
         x = self._of_batch(batch, axes, gather)
         return token_cross_entropy(x, self._head(x.dtype, gather), batch.targets, self.config.loss_chunk)
+
+    def scores(self, x, targets: Int[AnyArray, "B T"], gather: Callable | None = None) -> tuple[Any, Any]:
+        """Compute `token_scores` of tokens with the output x [B, T, D] of `hidden`, for inference."""
+        return token_scores(x, self._head(x.dtype, gather), targets, self.config.loss_chunk)
 
     def _of_batch(self, batch: Any, axes: Axes, gather: Callable | None):
         """Compute `hidden` of a batch, whose segment ids ascend (`ringformer.data.Batch`)."""

@@ -5,7 +5,7 @@ import pytest
 
 from ringformer.evals import figures
 from ringformer.evals.perplexity import Loss
-from ringformer.evals.ruler import TASKS
+from ringformer.evals.ruler.tasks import TASKS
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ringformer.inference.generator import Generator
-from ringformer.inference.programs import as_global
 from ringformer.inference.session import Session
+from ringformer.inference.session_arrays import as_global
 from ringformer.models.families.llama import LlamaConfig
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import weight_shardings

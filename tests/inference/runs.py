@@ -1,18 +1,21 @@
-"""Folders of runs and of converted models, as `ringformer train` and `convert from-hf` leave them, without weights."""
+"""Folders of runs and of converted models, as `ringformer train` and `convert from-hf` leave them, most without
+weights."""
 
 import dataclasses
 import json
 import shutil
 from pathlib import Path
 
+import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from ringformer.convert.import_hf import from_hf
 from ringformer.data import load_tokenizer, save_tokenizer
 from ringformer.files.run_layout import CARRIED
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse
-from tests.data.chat_samples import CORPUS
+from tests.data.chat_samples import CORPUS, llama3
 
 
 def run_folder(folder: Path, tokenizer: str, **data) -> Path:
@@ -59,4 +62,27 @@ def llama2(folder: Path) -> Path:
     vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(description | {"pre_tokenizer": None}))
+    return folder
+
+
+def model_folder(folder: Path, context: int = 4096) -> Path:
+    """A converted model with weights, drawn by transformers, and the tokenizer of LLaMA-3's kind; its original is in
+    the folder `hf` beside it."""
+    hf = folder.with_name("hf")
+    config = transformers.LlamaConfig(
+        vocab_size=420,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=4,
+    )
+    transformers.set_seed(3)
+    transformers.LlamaForCausalLM(config).save_pretrained(hf)
+    llama3(hf)
+    from_hf(hf, folder)
     return folder

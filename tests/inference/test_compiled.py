@@ -11,7 +11,8 @@ import pytest
 from ringformer.estimate.compiler.program_text import Program
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.estimate.targets import find_target
-from ringformer.inference.programs import Programs, inference_config
+from ringformer.inference.inference_config import inference_config
+from ringformer.inference.programs import Programs
 from ringformer.inference.sampling import Kind
 from ringformer.models.families.llama import LlamaConfig
 from ringformer.parallel.mesh import make_mesh

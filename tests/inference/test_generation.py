@@ -5,8 +5,8 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ringformer.cli import main
-from ringformer.inference.chat import Chat
-from ringformer.inference.text_generator import TextGenerator
+from ringformer.inference.text.chat import Chat
+from ringformer.inference.text.text_generator import TextGenerator
 from tests.convert.models import save_model
 from tests.data.chat_samples import chat, llama3
 

@@ -53,9 +53,9 @@ def test_every_logit_is_that_of_a_whole_forward(case, monkeypatch):
     config, used = replace(CONFIG, **changes), set()
     compile_prefill = Programs.prefill
 
-    def prefill(self, rows, slots, tokens, cached, travels):
+    def prefill(self, rows, slots, tokens, cached, travels, *others):
         used.update([travels] if cached else [])
-        return compile_prefill(self, rows, slots, tokens, cached, travels)
+        return compile_prefill(self, rows, slots, tokens, cached, travels, *others)
 
     monkeypatch.setattr(Programs, "prefill", prefill)
     transcript = Transcript(generator(config, mesh_dim, prefill_chunk=chunk).session(2))

@@ -15,7 +15,7 @@ from ringformer.estimate.programs import lower_attention
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import preset_workload
 from ringformer.inference.generator import Generator
-from ringformer.inference.programs import inference_config
+from ringformer.inference.inference_config import inference_config
 from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import FAMILIES, preset_config
 from ringformer.parallel.mesh import make_mesh

@@ -30,7 +30,7 @@ RING_5 = "ops/test_ring_attention.py::test_plain_causal[zigzag-5]"
 RING_BF16 = "ops/test_precision.py::test_attention[zigzag-8]"
 PALLAS_BF16 = "ops/kernels/test_flash_attention.py::test_bfloat16_errors_do_not_grow_with_chunks_and_hops"
 PALLAS_HALVES = "ops/kernels/test_flash_attention.py::test_gradients_of_one_half_of_the_heads_travel_during_the_other"
-CHAT_TEXT = "inference/test_text_generator.py::test_a_chat_has_its_template_and_ends_with_the_turn[{}]"
+CHAT_TEXT = "inference/text/test_text_generator.py::test_a_chat_has_its_template_and_ends_with_the_turn[{}]"
 WITH_CHAT = "evals/test_commands.py::test_prompts_go_through_the_template_with_chat[lines --num_lines=3-True]"
 PERPLEXITY = "evals/test_perplexity.py::test_losses_stand_where_the_tokens_do[True]"
 TWO_DEVICES = "inference/test_sampling.py::test_rows_on_two_devices_draw_as_on_one"
@@ -685,28 +685,28 @@ MUTATIONS = [
     ),
     Mutation(
         "a batch's prompts are completed without the template",
-        "inference/text_generator.py",
+        "inference/text/text_generator.py",
         "asked = [self.text.prompt(prompt, chat, prefix)",
         "asked = [self.text.prompt(prompt, False, prefix)",
         CHAT_TEXT.format("complete"),
     ),
     Mutation(
         "a batch's answers end where texts do",
-        "inference/text_generator.py",
+        "inference/text/text_generator.py",
         "end_tokens=asked[0].ends)",
         "end_tokens=self.text.end_tokens)",
         CHAT_TEXT.format("complete"),
     ),
     Mutation(
         "a stream's prompt goes without the template",
-        "inference/text_generator.py",
+        "inference/text/text_generator.py",
         "asked = self.text.prompt(prompt, chat)\n",
         "asked = self.text.prompt(prompt, False)\n",
         CHAT_TEXT.format("stream"),
     ),
     Mutation(
         "a stream's answer ends where texts do",
-        "inference/text_generator.py",
+        "inference/text/text_generator.py",
         "end_tokens=prompt.ends)",
         "end_tokens=self.text.end_tokens)",
         CHAT_TEXT.format("stream"),

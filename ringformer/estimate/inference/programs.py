@@ -5,7 +5,8 @@ from jax.sharding import Mesh
 
 from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.programs import WITHOUT_DEVICES, LoweredProgram
-from ringformer.inference.programs import Programs, inference_config
+from ringformer.inference.inference_config import inference_config
+from ringformer.inference.programs import Programs
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import make_reshard, weight_shares
 from ringformer.models.decoder_config import DecoderConfig

@@ -47,6 +47,18 @@ def token_cross_entropy(
     return scan_tokens(chunk_losses, None, vary((x, targets), varying_axes(x, head, targets)), chunk)[1]
 
 
+def token_scores(
+    x: Float[Array, "B T D"], head: Float[Array, "D V"], targets: Int[AnyArray, "B T"], chunk: int
+) -> tuple[Float32[Array, "B T"], Bool[Array, "B T"]]:
+    """Compute `token_cross_entropy`, and whether each target is the likeliest token (the first of several)."""
+
+    def chunk_scores(_, chunk):
+        losses, logits, _, _ = _token_losses(head, *chunk)
+        return None, (losses, logits.argmax(axis=-1) == chunk[1])
+
+    return scan_tokens(chunk_scores, None, vary((x, targets), varying_axes(x, head, targets)), chunk)[1]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(chunk, x, head, targets, mask):
     def add_chunk(total, chunk):

@@ -4,9 +4,9 @@ import pytest
 
 from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import load_template
-from ringformer.inference.chat import Chat
-from ringformer.inference.run_text import RunText
-from ringformer.inference.text_generator import TextGenerator
+from ringformer.inference.text.chat import Chat
+from ringformer.inference.text.run_text import RunText
+from ringformer.inference.text.text_generator import TextGenerator
 from tests.data.chat_samples import llama3, sentencepiece
 from tests.inference.fake_generator import FakeGenerator
 from tests.inference.runs import llama2, run_folder

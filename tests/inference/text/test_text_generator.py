@@ -6,9 +6,9 @@ from copy import copy
 import pytest
 
 from ringformer.data.chats.conversations import Message
-from ringformer.inference.run_text import RunText
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.text_generator import TextGenerator
+from ringformer.inference.text.run_text import RunText
+from ringformer.inference.text.text_generator import TextGenerator
 from tests.data.chat_samples import llama3, sentencepiece
 from tests.inference.fake_generator import FakeGenerator
 from tests.inference.runs import converted_folder, llama2, run_folder

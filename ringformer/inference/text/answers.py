@@ -3,9 +3,9 @@
 from collections.abc import Generator, Iterator, Sequence
 
 from ringformer.data.tokenizers.base import Tokenizer
-from ringformer.inference.run_text import Prompt
 from ringformer.inference.session import Session
-from ringformer.inference.text_stream import StopStrings, TextStream
+from ringformer.inference.text.run_text import Prompt
+from ringformer.inference.text.text_stream import StopStrings, TextStream
 
 
 class RowText:

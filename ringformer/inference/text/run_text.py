@@ -107,6 +107,16 @@ class RunText:
                 return Prompt(ids, self.chat_end_tokens, lead, behind.removeprefix(PROBES[0]))
         raise ValueError(f"tokenizer {self.tokenizer.name} has no token boundary where an answer begins")
 
+    def chat_text(self, messages: Sequence[Message], to_answer: bool = True) -> str:
+        """Render a conversation as text, with the names of control tokens: up to the answer to come or, without
+        `to_answer`, up to the end of its last answer."""
+        if to_answer:
+            segments, start = self._render([*messages, Message("assistant", PROBES[0])])
+            return "".join(segment.text for segment in segments[:start])
+        segments, _ = self._render(messages)
+        last = max(i for i, segment in enumerate(segments) if segment.trained and segment.control is None)
+        return "".join(segment.text for segment in segments[: last + 1])
+
     def _render(self, messages: Sequence[Message]) -> tuple[list[Segment], int]:
         """Render a conversation with only the last answer trained on; return the segments and the answer's index."""
         segments = self._template(messages)

@@ -1,6 +1,6 @@
 """RULER's tasks against prompts of the original's generator, and solved by programs that read nothing but the prompt.
 
-ruler_prompts.json has what the generator of NVIDIA/RULER wrote, at the commit that it names, for a tokenizer that is
+prompts.json has what the generator of NVIDIA/RULER wrote, at the commit that it names, for a tokenizer that is
 written down there as a regular expression, from essays and questions of our own in the forms of PaulGrahamEssays.json,
 SQuAD and HotpotQA.
 """
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.evals import ruler, ruler_prompts
 from ringformer.evals.cases import Case
-from ringformer.evals.ruler_data import own_words, read_data, sentences
-from tests.evals.ruler_facts import NEEDLE, context_of, facts, parts, solve
+from ringformer.evals.ruler import prompts, tasks
+from ringformer.evals.ruler.data import own_words, read_data, sentences
+from tests.evals.ruler.facts import NEEDLE, context_of, facts, parts, solve
 
-OFFICIAL = json.loads(Path(__file__).with_name("ruler_prompts.json").read_text())
+OFFICIAL = json.loads(Path(__file__).with_name("prompts.json").read_text())
 PROMPTS = OFFICIAL["prompts"]
 PIECES = re.compile(OFFICIAL["token"])
 NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
-ESSAYS = [task for task in ruler.TASKS if ruler.TASKS[task].needs == "essays"]
+ESSAYS = [task for task in tasks.TASKS if tasks.TASKS[task].needs == "essays"]
 FEWER_WORDS = {"cwe": 25}
 """Words of ours that a list has more, of a hundred: theirs are rarer ones, of more tokens."""
 
@@ -40,7 +40,7 @@ def data(tmp_path_factory):
 
 
 def made(length, task, count, data, seed=0):
-    return list(ruler.cases_of_length(length, task, count, seed, tokens, data))
+    return list(tasks.cases_of_length(length, task, count, seed, tokens, data))
 
 
 @pytest.mark.parametrize("row", PROMPTS, ids=lambda row: f"{row['task']}-{row['length']}-{row['index']}")
@@ -58,13 +58,13 @@ def rendered_niah(text, outputs, data):
     context, kind = context_of(text), "uuid" if "magic uuid" in text else "number"
     keys = re.split(r", and |, ", re.search(r"\nWhat .* for (.*) mentioned", text)[1])
     found = [match.groups() for match in NEEDLE.finditer(context)]
-    assert all(ruler_prompts.needle(kind, *pair) in context for pair in found)
-    hidden = [ruler_prompts.needle(kind, key, value) for key, value in found if key in keys or len(found) <= 4]
-    if ruler_prompts.NOISE in context or len(found) > 4:
+    assert all(prompts.needle(kind, *pair) in context for pair in found)
+    hidden = [prompts.needle(kind, key, value) for key, value in found if key in keys or len(found) <= 4]
+    if prompts.NOISE in context or len(found) > 4:
         lines = context.split("\n")
         places = [lines.index(needle) - i for i, needle in enumerate(hidden)]
         others = [line for line in lines if line not in hidden]
-        written = ruler_prompts.among_lines(others, hidden, places)
+        written = prompts.among_lines(others, hidden, places)
     else:
         bare = " ".join(NEEDLE.sub("", context).split())
         assert bare.split() == list((data.essays * 99)[: len(bare.split())])
@@ -73,9 +73,9 @@ def rendered_niah(text, outputs, data):
             text_before = " ".join(NEEDLE.sub("", context[: context.index(needle)]).split())
             before.append(len(sentences(text_before)) if text_before else 0)
             assert text_before == " ".join(whole[: before[i]]), "behind a sentence"
-        depths = [next(d for d in ruler.DEPTHS if int(len(whole) * (d / 100)) == place) for place in before]
-        written = ruler_prompts.among_sentences(whole, hidden, depths)
-    return ruler_prompts.asking(kind, written, keys, len(outputs))
+        depths = [next(d for d in tasks.DEPTHS if int(len(whole) * (d / 100)) == place) for place in before]
+        written = prompts.among_sentences(whole, hidden, depths)
+    return prompts.asking(kind, written, keys, len(outputs))
 
 
 def rendered_vt(text, outputs, _data):
@@ -87,8 +87,8 @@ def rendered_vt(text, outputs, _data):
         places = [i for i, line in enumerate(lines) if line.startswith("VAR")]
         value = re.search(r"value (\d+) in", part)[1]
         noises = len(lines) - len(places)
-        chains.append(ruler_prompts.chain(variables, value, noises, [place - i for i, place in enumerate(places)]))
-    return ruler_prompts.chain_behind_example(chains[0], names, chains[1])
+        chains.append(prompts.chain(variables, value, noises, [place - i for i, place in enumerate(places)]))
+    return prompts.chain_behind_example(chains[0], names, chains[1])
 
 
 def rendered_cwe(text, outputs, _data):
@@ -101,16 +101,16 @@ def rendered_cwe(text, outputs, _data):
         )
     )
     assert set(outputs) < set(asked)
-    return ruler_prompts.list_behind_example(shown, answer, asked)
+    return prompts.list_behind_example(shown, answer, asked)
 
 
 def rendered_fwe(text, _outputs, _data):
-    return ruler_prompts.coded_text(context_of(text).split(" "))
+    return prompts.coded_text(context_of(text).split(" "))
 
 
 def rendered_qa(text, _outputs, _data):
     found = re.split(r"(?:^|\n\n)Document \d+:\n", context_of(text))[1:]
-    return ruler_prompts.documents(found, text.rsplit("\n\nQuestion: ", 1)[1])
+    return prompts.documents(found, text.rsplit("\n\nQuestion: ", 1)[1])
 
 
 @pytest.mark.parametrize("row", PROMPTS, ids=lambda row: f"{row['task']}-{row['length']}-{row['index']}")
@@ -159,14 +159,14 @@ def test_with_the_original_s_words_a_list_has_as_many(tmp_path, data):
 
 
 @pytest.mark.parametrize("length", [1500, 6000])
-@pytest.mark.parametrize("task", [task for task in ruler.TASKS if not task.startswith("qa")])
+@pytest.mark.parametrize("task", [task for task in tasks.TASKS if not task.startswith("qa")])
 def test_a_task_is_solved_by_who_reads_it_all(task, length, data):
     found = made(length, task, 3, data)
     assert len({case.prompt for case in found}) == 3
     for case in found:
         solved = solve(task, case.prompt)
         assert set(solved) == set(case.expected) and case.labels == {"task": task}
-        assert ruler.score(case, " ".join(solved).upper()) == 1
+        assert tasks.score(case, " ".join(solved).upper()) == 1
     assert found == made(length, task, 3, data) != made(length, task, 3, data, seed=1)
     assert found[:2] == made(length, task, 2, data), "more cases begin with the same ones"
 
@@ -227,19 +227,19 @@ def test_no_word_of_ours_is_a_part_of_another():
     ],
 )
 def test_the_metric_by_hand(task, expected, answer, share):
-    assert ruler.score(Case(1, 0, "", expected, 1, {"task": task}), answer) == pytest.approx(share)
+    assert tasks.score(Case(1, 0, "", expected, 1, {"task": task}), answer) == pytest.approx(share)
 
 
 def test_tasks_are_those_whose_data_are_named(data):
     alone = ["niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe"]
-    assert ruler.choose(None, read_data()) == alone and ruler.choose(None, data) == list(OFFICIAL["parts"]["4096"])
-    assert len(ruler.choose(None, data)) == 13
+    assert tasks.choose(None, read_data()) == alone and tasks.choose(None, data) == list(OFFICIAL["parts"]["4096"])
+    assert len(tasks.choose(None, data)) == 13
     squad = data._replace(settings=dict.fromkeys(data.settings) | {"squad": "a hash"})
-    assert ruler.choose(None, squad) == [*alone, "qa_1"]
+    assert tasks.choose(None, squad) == [*alone, "qa_1"]
     with pytest.raises(ValueError, match="unknown task 'qa_3'; known: niah_single_1"):
-        ruler.choose(["vt", "qa_3"], data)
+        tasks.choose(["vt", "qa_3"], data)
     with pytest.raises(ValueError, match=r"niah_multivalue needs data .*: set --essays=FILE"):
-        ruler.choose(["vt", "niah_multivalue"], squad)
+        tasks.choose(["vt", "niah_multivalue"], squad)
 
 
 def test_what_does_not_fit_is_refused(data):

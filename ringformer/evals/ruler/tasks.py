@@ -16,10 +16,10 @@ from functools import partial
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from ringformer.evals import ruler_prompts as prompts
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
-from ringformer.evals.ruler_data import Data, sentences
-from ringformer.evals.ruler_prompts import Prompt
+from ringformer.evals.ruler import prompts
+from ringformer.evals.ruler.data import Data, sentences
+from ringformer.evals.ruler.prompts import Prompt
 from ringformer.evals.words import distinct_pairs
 
 HOPS = 4

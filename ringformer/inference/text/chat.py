@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ringformer.data.chats.conversations import Message
-from ringformer.inference.answers import Answer
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.text_generator import TextGenerator
+from ringformer.inference.text.answers import Answer
+from ringformer.inference.text.text_generator import TextGenerator
 
 
 class Chat:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ringformer.data import load_tokenizer
-from ringformer.inference.text_stream import StopStrings, TextStream, check_stops
+from ringformer.inference.text.text_stream import StopStrings, TextStream, check_stops
 from tests.data.chat_samples import llama2, llama3, sentencepiece
 
 TEXTS = [

@@ -10,7 +10,7 @@ import transformers
 from ringformer.data import load_tokenizer
 from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import load_template
-from ringformer.inference.run_text import RunText
+from ringformer.inference.text.run_text import RunText
 from tests.data.chat_samples import CHATS, LLAMA3_JINJA, SPECIAL, UNMARKED_JINJA, chat, llama3, sentencepiece
 from tests.inference.runs import converted_folder, llama2, run_folder
 

@@ -1,4 +1,4 @@
-"""Texts of RULER's prompts, as the generator of NVIDIA/RULER writes them; tests/evals/ruler_prompts.json has samples.
+"""Texts of RULER's prompts, as the generator of NVIDIA/RULER writes them; tests/evals/ruler/prompts.json has samples.
 
 Nothing here is random: callers pass the content that they drew.
 """

@@ -1,17 +1,28 @@
 """Text generation with a `Generator`, and with the tokenizer and the chat template of its run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ringformer.data.chats.templates import TemplateName
 from ringformer.data.tokenizers.base import Tokenizer
-from ringformer.inference.answers import Answer, RowText, row_pieces
 from ringformer.inference.generator import Generator
-from ringformer.inference.run_text import Prompt, RunText
+from ringformer.inference.rows import check_room
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session, check_room
-from ringformer.inference.text_stream import check_stops
+from ringformer.inference.session import Session
+from ringformer.inference.text.answers import Answer, RowText, row_pieces
+from ringformer.inference.text.run_text import Prompt, RunText
+from ringformer.inference.text.text_stream import check_stops
+
+SHARED = 256
+"""Fewest tokens with which prompts must begin for these to be read once: another program is compiled for that."""
+
+
+def shared_tokens(rows: Sequence[list[int]]) -> int:
+    """Return with how many equal tokens rows begin; each has at least one token after them."""
+    first, last = min(rows), max(rows)
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return min(common, min(map(len, rows)) - 1)
 
 
 class TextGenerator:
@@ -62,7 +73,7 @@ class TextGenerator:
         prefixes: Sequence[str] = (),
     ) -> list[str]:
         """Continue prompts as one batch; each text ends before an end token or a stop string, or after
-        `max_new_tokens`.
+        `max_new_tokens`. A long text with which all prompts begin is read once (`Session.fork`).
 
         Args:
           prefixes: beginning of the answer to each prompt. The model is given this text, and answers do not repeat it.
@@ -74,16 +85,44 @@ class TextGenerator:
         begins = prefixes or [""] * len(prompts)
         asked = [self.text.prompt(prompt, chat, prefix) for prompt, prefix in zip(prompts, begins, strict=True)]
         self.check(asked, max_new_tokens, stop)
-        if not asked:
-            return []
-        idle = -len(asked) % self.generator.mesh.shape["dp"]
-        session = self.generator.session(len(asked) + idle)
-        session.append([prompt.ids for prompt in asked + asked[:1] * idle])
-        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=asked[0].ends)
-        for row in range(len(asked), len(asked) + idle):
-            session.end(row)
-        pieces = row_pieces(session, steps, [RowText(self.tokenizer, prompt, stop) for prompt in asked])
-        return ["".join(of_row) for of_row in zip(*pieces, strict=True)]
+        batches = self.complete_batches(asked, len(asked) or 1, max_new_tokens, sampling, stop)
+        return [text for texts in batches for text in texts]
+
+    def complete_batches(
+        self,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop: Sequence[str],
+    ) -> Iterator[list[str]]:
+        """Continue checked prompts, so many at a time, and yield the texts of each batch. A long text with which all
+        prompts begin is read once."""
+        common = shared_tokens([prompt.ids for prompt in prompts]) if len(prompts) > 1 else 0
+        begin = None
+        if common >= SHARED and self.generator.can_fork:
+            begin = self.generator.session(1)
+            begin.append([prompts[0].ids[:common]])
+        for first in range(0, len(prompts), batch_size):
+            asked = prompts[first : first + batch_size]
+            rows = (
+                min(len(prompts), batch_size) if begin else len(asked) + -len(asked) % self.generator.mesh.shape["dp"]
+            )
+            ids = [prompt.ids for prompt in [*asked, *[asked[0]] * (rows - len(asked))]]
+            if begin is None:
+                session = self.generator.session(rows)
+                session.append(ids)
+            else:
+                longest = max(map(len, ids)) - common + max_new_tokens
+                session = begin.fork(rows, max_new=2 ** (longest - 1).bit_length())  # few sizes, few compilations
+                session.append([row[common:] for row in ids])
+            steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=asked[0].ends)
+            for row in range(len(asked), rows):
+                session.end(row)
+            pieces = row_pieces(session, steps, [RowText(self.tokenizer, prompt, stop) for prompt in asked])
+            texts = ["".join(of_row) for of_row in zip(*pieces, strict=True)]
+            del session, steps, pieces
+            yield texts
 
     def stream(
         self,

@@ -1,0 +1,1 @@
+"""RULER: its thirteen tasks, their prompts and their data."""

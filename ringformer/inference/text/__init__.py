@@ -1,0 +1,1 @@
+"""Text in and out of sessions: prompts, answers piece by piece, and chats."""

@@ -1,0 +1,101 @@
+"""Prompts of a file of JSON lines, answered row by row into another: `ringformer generate --prompts`."""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringformer.files.atomic import append_line
+from ringformer.inference.rows import check_room
+from ringformer.inference.sampling import Sampling
+from ringformer.inference.text.run_text import Prompt, RunText
+from ringformer.inference.text.text_generator import TextGenerator, shared_tokens
+
+Row = dict[str, Any]
+
+
+class PromptRows:
+    """Rows of a file of prompts, without those that the file of answers has.
+
+    A row is an object with `prompt`; its answer is the same object with `text` or, for a row that cannot be answered,
+    with `error`. Answers are in the order of the prompts.
+
+    Raises:
+      ValueError: if the answers are not those of these prompts.
+      FileNotFoundError: if there are no prompts.
+    """
+
+    def __init__(self, path: Path, out: Path, text: RunText, *, chat: bool, max_new_tokens: int, limit: int):
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file of prompts {path}")
+        rows = [_read(line) for line in path.read_bytes().splitlines()]
+        answered = out.read_bytes().splitlines(keepends=True) if out.exists() else []
+        if answered and not answered[-1].endswith(b"\n"):  # the process was killed while it wrote this row
+            out.write_bytes(b"".join(answered := answered[:-1]))
+        for number, line in enumerate(answered, 1):
+            if number > len(rows) or _asked(_read(line)[0]) != _asked(rows[number - 1][0]):
+                raise ValueError(f"{out}:{number} does not answer {path}:{number}: choose another --out")
+        self._out, self._path, self.failed, self._first = out, path, 0, len(answered) + 1
+        self._rows = [row for row, _ in rows[len(answered) :]]
+        self._prompts: list[Prompt | str] = []
+        """Prompts of the rows, or the reason why there is none."""
+        for row, error in rows[len(answered) :]:
+            try:
+                if error:
+                    raise ValueError(error)
+                prompt = text.prompt(row["prompt"], chat)
+                check_room(len(prompt.ids), max_new_tokens, limit)
+                self._prompts.append(prompt)
+            except ValueError as cause:
+                self._prompts.append(str(cause))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt; 0 without any."""
+        return max((len(prompt.ids) for prompt in self._prompts if isinstance(prompt, Prompt)), default=0)
+
+    def answer(
+        self, model: TextGenerator, batch_size: int, max_new_tokens: int, sampling: Sampling, stop: Sequence[str]
+    ) -> None:
+        """Answer all rows, and write each answer when it is there."""
+        for start, end in self._groups():
+            prompts = [prompt for prompt in self._prompts[start:end] if isinstance(prompt, Prompt)]
+            batches = model.complete_batches(prompts, batch_size, max_new_tokens, sampling, stop)
+            texts = itertools.chain.from_iterable(batches)
+            for number in range(start, end):
+                row, prompt = self._rows[number], self._prompts[number]
+                if isinstance(prompt, Prompt):
+                    answer = {"text": next(texts)}
+                else:
+                    answer, self.failed = {"error": prompt}, self.failed + 1
+                    print(f"{self._path}:{self._first + number}: {prompt}", file=sys.stderr)
+                append_line(self._out, json.dumps(row | answer))
+
+    def _groups(self) -> Iterator[tuple[int, int]]:
+        """Yield stretches of rows whose prompts begin with the same text, at least half of the shortest one."""
+        start, ids = 0, list[list[int]]()
+        for number, prompt in enumerate(self._prompts):
+            new = prompt.ids if isinstance(prompt, Prompt) else None
+            if new and ids and 2 * shared_tokens([*ids[:1], new]) < min(map(len, [*ids, new])):
+                yield start, number
+                start, ids = number, []
+            ids += [new] if new else []
+        if self._prompts:
+            yield start, len(self._prompts)
+
+
+def _read(line: bytes) -> tuple[Row, str]:
+    """Return the object in a line, and why it is no prompt; empty if it is one."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        return {"line": line.decode(errors="replace")}, f"not a line of JSON: {error}"
+    if not isinstance(row, dict):
+        return {"line": row}, "not an object with a text 'prompt'"
+    return row, "" if isinstance(row.get("prompt"), str) else "not an object with a text 'prompt'"
+
+
+def _asked(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key not in ("text", "error")}
