@@ -2,9 +2,12 @@
 
 import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 
 from ringformer.cli.dataclass_flags import add_flags
+from ringformer.data.optional_packages import needed_for
 from ringformer.evals.lines import CASES
 from ringformer.inference.options import add_model_options, add_template_option
 
@@ -104,6 +107,29 @@ class PerplexityOptions(EvaluationOptions):
     """Number of last tokens to compare; default: half of the shortest context."""
 
 
+@dataclass(kw_only=True)
+class HarnessOptions(EvaluationOptions):
+    """Tasks of lm-evaluation-harness 0.4.13, computed as by its own models of Hugging Face; prints its table."""
+
+    lengths: str | None = None
+    """The context in tokens, for prompt and answer together; longer prompts lose their begin; default: the model's."""
+    tasks: str
+    """Names of tasks or groups, separated by commas."""
+    num_fewshot: int | None = None
+    """Examples before each question; default: the task's."""
+    limit: int | None = None
+    """Documents of each task; default: all."""
+    include_path: str | None = None
+    """Folder with tasks of your own (YAML)."""
+    chat: bool = False
+    """Format prompts with the model's chat template."""
+
+
+def add_harness(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval harness`."""
+    return _add(parser, HarnessOptions, "evaluate_harness", "harness")
+
+
 def add_lines(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval lines`."""
     return _add(parser, LinesOptions, "evaluate_lines")
@@ -124,8 +150,10 @@ def add_perplexity(parser: argparse.ArgumentParser) -> Run:
     return _add(parser, PerplexityOptions, "evaluate_perplexity")
 
 
-def _add(parser: argparse.ArgumentParser, options: type[EvaluationOptions], function: str) -> Run:
-    """Add the options of an evaluation, which its class describes; return its function in `evaluate.py`."""
+def _add(
+    parser: argparse.ArgumentParser, options: type[EvaluationOptions], function: str, module: str = "evaluate"
+) -> Run:
+    """Add the options of an evaluation, which its class describes; return its function in a module of this room."""
     parser.description = options.__doc__
     add_model_options(
         parser,
@@ -137,8 +165,8 @@ def _add(parser: argparse.ArgumentParser, options: type[EvaluationOptions], func
         add_template_option(parser)
 
     def run(args: argparse.Namespace) -> None:
-        from ringformer.evals import evaluate
-
+        with needed_for("eval harness", "harness") if module == "harness" else nullcontext():
+            evaluate = import_module(f"ringformer.evals.{module}")
         getattr(evaluate, function)(args)
 
     return run

@@ -1,0 +1,235 @@
+"""lm-evaluation-harness 0.4.13 on a ringformer model: `ringformer eval harness`, or an `LM` for its Python interface.
+
+Requests are tokenized, cut and scored as by the harness's own `hf` models; choices about one context read it once.
+"""
+
+import argparse
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
+
+from ringformer.data.chats.conversations import Message
+from ringformer.data.tokenizers.base import Segment
+from ringformer.evals.evaluation_setup import opened, out_folder, say
+from ringformer.files.atomic import write_whole
+from ringformer.inference.sampling import Sampling
+from ringformer.inference.session_arrays import Scores
+from ringformer.inference.text.text_generator import TextGenerator
+
+MAX_NEW = 256
+"""New tokens of a request that sets no number, as of the harness's `hf` models."""
+
+Request = tuple[Any, list[int], list[int]]
+"""Texts, tokens of the context, and tokens of the continuation."""
+
+
+class HarnessModel(TemplateLM):
+    """A model for `lm_eval.simple_evaluate(model=...)`.
+
+    Args:
+      text: the model with its tokenizer. Requests have at most its max_length - 1 tokens to read: a session also keeps
+        the last token of a continuation, which predicts nothing.
+      batch_size: rows to compute at a time, a multiple of dp.
+    """
+
+    def __init__(self, text: TextGenerator, batch_size: int = 1):
+        super().__init__()
+        self._text, self._generator, self._batch_size = text, text.generator, batch_size
+        self._tokenizer = text.tokenizer
+        self.max_length = text.generator.max_length - 1
+        names = sorted(self._tokenizer.controls, key=len, reverse=True)
+        self._split = (
+            re.compile("(" + "|".join(map(re.escape, names)) + ")").split if names else lambda string: [string]
+        )
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._tokenizer.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self._tokenizer.bos_id
+        return self._tokenizer.eos_id if bos is None else bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self._tokenizer.name
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Encode a text in which names of control tokens are those tokens, as Hugging Face does: the harness passes
+        rendered chats as text."""
+        controls: Mapping[str, int] = self._tokenizer.controls
+        segments = [Segment(part, control=controls.get(part)) for part in self._split(string) if part]
+        encoded, _mask = self._tokenizer.encode_chats([segments])[0]
+        ids = encoded.tolist()
+        begin = [self.prefix_token_id] if self._tokenizer.begins else []
+        if add_special_tokens is False or (add_special_tokens is None and ids[:1] == begin):
+            begin = []
+        return begin + ids
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Return a chat as text, up to the next answer, or up to the end of its last answer."""
+        messages = [Message(turn["role"], turn["content"]) for turn in chat_history]
+        return self._text.text.chat_text(messages, add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self._text.text.template_name if chat_template else None
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Request], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        cut = []  # as `hf` models: the last tokens of a longer text; the last token predicts nothing
+        for _text, context, continuation in requests:
+            whole = (context + continuation)[-(self.max_length + 1) :]
+            kept = min(len(continuation), len(whole) - 1)
+            cut.append((tuple(whole[:-kept]), whole[-kept:]))
+        order = sorted(range(len(cut)), key=lambda i: (-len(cut[i][0]), cut[i]))
+        scored: dict[int, tuple[float, bool]] = {}
+        for context, group in itertools.groupby(order, key=lambda i: cut[i][0]):
+            members = list(group)
+            if len(members) > 1 and self._generator.can_fork:
+                scored |= self._choices(list(context), members, [cut[i][1] for i in members])
+        rest = [i for i in order if i not in scored]
+        for batch in self._fitting(rest, [(len(context), len(tokens)) for context, tokens in cut]):
+            session = self._generator.session(len(batch) + -len(batch) % self._generator.mesh.shape["dp"])
+            rows = _filled([cut[i] for i in batch], len(session.lengths))
+            session.append([list(context) for context, _ in rows])
+            scored |= _sums(batch, session.score([tokens for _, tokens in rows]))
+        for i, (text, _context, _continuation) in enumerate(requests):
+            if text is not None:
+                self.cache_hook.add_partial("loglikelihood", text, scored[i])
+        return [scored[i] for i in range(len(requests))]
+
+    def _fitting(self, members: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+        """Yield batches whose longest context and longest continuation fit into a session together: rows of unequal
+        length share its slots."""
+        batch: list[int] = []
+        for i in members:
+            longest = (max(sizes[j][part] for j in [*batch, i]) for part in (0, 1))
+            if batch and (len(batch) == self._batch_size or sum(longest) > self.max_length + 1):
+                yield batch
+                batch = []
+            batch.append(i)
+        if batch:
+            yield batch
+
+    def _choices(self, context: list[int], members: list[int], continuations: list[list[int]]) -> dict[int, Any]:
+        """Score continuations of one context, which is read once."""
+        session, scored = self._generator.session(1), dict[int, tuple[float, bool]]()
+        session.append([context])
+        for batch in _batches(list(zip(members, continuations, strict=True)), self._batch_size):
+            longest = max(len(tokens) for _, tokens in batch)
+            fork = session.fork(self._batch_size, max_new=max(2, longest))
+            rows = _filled([tokens for _, tokens in batch], self._batch_size)
+            scored |= _sums([i for i, _ in batch], fork.score(rows))
+            del fork
+        return scored
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihood of each text, in windows of the context that do not share a predicted token."""
+        windows: list[tuple[int, Request]] = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            rolling = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
+            windows += [(number, (None, *make_disjoint_window(window))) for window in rolling]
+        totals = [0.0] * len(requests)
+        scores = self._loglikelihood_tokens([window for _, window in windows])
+        for (number, _), (total, _) in zip(windows, scores, strict=True):
+            totals[number] += total
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continue each context up to a stop string or the end token."""
+        answers: dict[int, str] = {}
+        settings = [json.dumps(request.args[1], sort_keys=True) for request in requests]
+        order = sorted(range(len(requests)), key=lambda i: (settings[i], -len(requests[i].args[0])))
+        for _, group in itertools.groupby(order, key=lambda i: settings[i]):
+            for batch in _batches(list(group), self._batch_size):
+                answers |= self._generate(batch, [requests[i].args for i in batch])
+        for i, request in enumerate(requests):
+            self.cache_hook.add_partial("generate_until", request.args, answers[i])
+        return [answers[i] for i in range(len(requests))]
+
+    def _generate(self, batch: Sequence[int], requests: Sequence[Any]) -> dict[int, str]:
+        """Continue contexts of the same settings."""
+        settings = normalize_gen_kwargs(requests[0][1], MAX_NEW)
+        names = {i: name for name, i in self._tokenizer.controls.items()}
+        stops = handle_stop_sequences(settings.pop("until"), eos=names.get(self.eot_token_id))
+        most, temperature = settings.pop("max_gen_toks"), settings.pop("temperature", 0.0)
+        sampling = Sampling(temperature, top_k=settings.pop("top_k", None), top_p=settings.pop("top_p", None))
+        settings.pop("do_sample", None)
+        if settings:
+            raise ValueError(f"a task asks for {', '.join(settings)}, which ringformer's generation does not have")
+        if (room := self.max_length - most) < 1:
+            raise ValueError(f"a task generates {most} tokens, beyond the context of {self.max_length}: set --length")
+        contexts = [self.tok_encode(context)[-room:] for context, _ in requests]
+        session = self._generator.session(len(batch) + -len(batch) % self._generator.mesh.shape["dp"])
+        session.append(_filled(contexts, len(session.lengths)))
+        rows: list[list[int]] = [[] for _ in batch]
+        for idle in range(len(batch), len(session.lengths)):
+            session.end(idle)
+        for step in session.decode(max_new_tokens=most, sampling=sampling, end_tokens=[self.eot_token_id]):
+            for number, (row, token) in enumerate(zip(rows, step, strict=False)):
+                if token is not None:
+                    row.append(token)
+                    name = names.get(token, "")  # `hf` models also look for stop strings in names
+                    if any(stop in name or stop in self._tokenizer.decode(row) for stop in stops):
+                        session.end(number)
+        texts = (postprocess_generated_text(self._tokenizer.decode(row), stops, None) for row in rows)
+        return dict(zip(batch, texts, strict=True))
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[i : i + size] for i in range(0, len(items), size))
+
+
+def _filled(rows: list[Any], number: int) -> list[Any]:
+    """Return so many rows: the last is repeated."""
+    return rows + rows[-1:] * (number - len(rows))
+
+
+def _sums(members: Sequence[int], scores: Sequence[Scores]) -> dict[int, tuple[float, bool]]:
+    """Return the log-likelihood of each continuation, and whether every token of it is the likeliest."""
+    pairs = zip(members, scores, strict=False)
+    return {i: (-float(score.losses.sum(dtype="float64")), bool(score.likeliest.all())) for i, score in pairs}
+
+
+def evaluate_harness(args: argparse.Namespace) -> None:
+    """Run `ringformer eval harness`: print the harness's table, and write its results."""
+    manager = TaskManager(include_path=args.include_path)
+    names = [name.strip() for name in args.tasks.split(",")]
+    if unknown := [name for name in names if not manager.match_tasks([name])]:
+        raise ValueError(f"the harness has no task {unknown[0]!r}; `lm_eval ls tasks` lists those there are")
+    with opened(args) as model, out_folder(args, "harness") as folder:
+        text = model.load(model.lengths[-1] + 1)
+        try:
+            results = simple_evaluate(
+                HarnessModel(text, args.batch_size),
+                tasks=names,
+                num_fewshot=args.num_fewshot,
+                limit=args.limit,
+                apply_chat_template=args.chat,
+                task_manager=manager,
+                bootstrap_iters=1000,
+            )
+        except (ConnectionError, FileNotFoundError) as error:
+            raise ValueError(f"the data of a task cannot be read: {str(error).splitlines()[0]}") from None
+        assert results is not None
+        print(make_table(results))
+        kept = {
+            key: results[key] for key in ("results", "versions", "n-shot", "configs", "n-samples") if key in results
+        }
+        content = kept | {"model": model.identity, "length": model.lengths[-1]}
+        write_whole(folder / "results.json", json.dumps(content, indent=1, default=str) + "\n")
+        say(f"{folder}: results.json")
