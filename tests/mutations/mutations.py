@@ -1300,4 +1300,47 @@ MUTATIONS = [
         "* Fraction(part.tokens_per_sequence)",
         "data/packing/test_mixture.py::test_shares_of_tokens[shares1]",
     ),
+    # Sessions: what is forgotten, shared and scored.
+    Mutation(
+        "the token at the new length is not forgotten",
+        "inference/programs.py",
+        "state.cache.positions < lengths[:, None]",
+        "state.cache.positions <= lengths[:, None]",
+        "inference/test_session_forks.py::test_what_is_forgotten_leaves_no_trace[one device]",
+    ),
+    Mutation(
+        "a new token does not see the shared text",
+        "inference/cached_attention.py",
+        "before = jnp.where(prefix.valid[:, None, None],",
+        "before = jnp.where(prefix.valid[:, None, None] & False,",
+        "inference/test_session_forks.py::test_rows_share_the_text_of_one[one device]",
+    ),
+    Mutation(
+        "a chunk sees the shared text and not the chunks before it",
+        "inference/programs.py",
+        "return join(ring(return_lse=True), *before)",
+        "return join(ring(return_lse=True), before[-1])",
+        "inference/test_session_forks.py::test_rows_share_the_text_of_one[fsdp x tp x sp]",
+    ),
+    Mutation(
+        "scores of a chunk are those of its own tokens",
+        "inference/session.py",
+        "[row[start + 1 : start + most + 1] for row in rows] if scored",
+        "[row[start : start + most] for row in rows] if scored",
+        "inference/test_session_forks.py::test_scores[one device]",
+    ),
+    Mutation(
+        "a continuation counts as greedy if any token of it is",
+        "evals/harness.py",
+        "bool(score.likeliest.all())",
+        "bool(score.likeliest.any())",
+        "evals/test_harness.py::test_every_response_is_that_of_the_hf_model[1,1,1,1]",
+    ),
+    Mutation(
+        "rows whose whole prompt is shared have a token too few",
+        "inference/text/text_generator.py",
+        "return min(common, min(map(len, rows)) - 1)",
+        "return min(common, min(map(len, rows)))",
+        "inference/text/test_prompt_rows.py::test_shared_tokens",
+    ),
 ]
