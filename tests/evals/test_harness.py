@@ -80,7 +80,10 @@ def evaluated(folder, model, model_args=None, tasks=tuple(TASKS), **options):
     )
 
 
-@pytest.mark.parametrize("mesh_dim", ["1,1,1,1", "1,1,1,4", "2,1,1,2"])
+OTHER_MESHES = [pytest.param(mesh_dim, marks=pytest.mark.slow) for mesh_dim in ("1,1,1,1", "2,1,1,2")]
+
+
+@pytest.mark.parametrize("mesh_dim", ["1,1,1,4", *OTHER_MESHES])
 def test_every_response_is_that_of_the_hf_model(folder, of_hf, mesh_dim):
     text = TextGenerator.load(folder / "ours", mesh_dim=mesh_dim, max_length=CONTEXT + 1, compute_dtype="float32")
     ours = evaluated(folder, HarnessModel(text, batch_size=4))
@@ -104,6 +107,7 @@ def compare(mine, theirs):
             assert own == other
 
 
+@pytest.mark.slow
 def test_chats_are_those_of_the_hf_model(folder):
     args = {"pretrained": str(folder / "hf"), "dtype": "float32", "device": "cpu"}
     theirs = evaluated(folder, "hf", args, ["until", "choices"], apply_chat_template=True)

@@ -20,6 +20,8 @@ MESHES = {
     "keys travel": ("1,1,1,4", GQA, 8),
     "heads exchanged, fewer key heads than tp": ("1,1,4,2", GQA | {"ulysses": 1}, None),
 }
+SLOW = "in chunks, striped", "keys travel", "heads exchanged, fewer key heads than tp"
+CASES = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in MESHES]
 
 
 def check(session: Session, texts: list[list[int]], config, new: int = 3) -> None:
@@ -36,7 +38,7 @@ def check(session: Session, texts: list[list[int]], config, new: int = 3) -> Non
     assert session.lengths == [len(text) for text in texts]
 
 
-@pytest.mark.parametrize("case", MESHES)
+@pytest.mark.parametrize("case", CASES)
 def test_rows_share_the_text_of_one(case):
     mesh_dim, changes, chunk = MESHES[case]
     config = replace(CONFIG, **changes)
@@ -62,7 +64,7 @@ def test_the_shared_text_is_once_on_the_devices():
     assert fork._state.cache.k.nbytes < whole / 4, "fifty rows of the whole text would take fifty times"
 
 
-@pytest.mark.parametrize("case", MESHES)
+@pytest.mark.parametrize("case", CASES)
 def test_what_is_forgotten_leaves_no_trace(case):
     """Logits after a truncation and another text are those of a whole forward pass over that text."""
     mesh_dim, changes, chunk = MESHES[case]
@@ -84,7 +86,7 @@ def test_what_is_forgotten_leaves_no_trace(case):
     check(session, [[*DOCUMENT[:10], 7, 7], [*DOCUMENT[:2], 8]], config)
 
 
-@pytest.mark.parametrize("case", MESHES)
+@pytest.mark.parametrize("case", CASES)
 def test_scores(case):
     """Of every token appended, to a session and to a fork of it; the likeliest are those of the oracle."""
     mesh_dim, changes, chunk = MESHES[case]

@@ -1334,7 +1334,7 @@ MUTATIONS = [
         "evals/harness.py",
         "bool(score.likeliest.all())",
         "bool(score.likeliest.any())",
-        "evals/test_harness.py::test_every_response_is_that_of_the_hf_model[1,1,1,1]",
+        "evals/test_harness.py::test_every_response_is_that_of_the_hf_model[1,1,1,4]",
     ),
     Mutation(
         "rows whose whole prompt is shared have a token too few",

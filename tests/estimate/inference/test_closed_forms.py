@@ -121,9 +121,9 @@ def test_the_programs_are_those_of_a_session(monkeypatch, mesh_dim, chunk):
     workload = InferenceWorkload(config, find_target("v5e-8"), mesh_dim, length, prefill_chunk=chunk)
     programs = Programs(replace(config, layout=workload.layout), make_mesh(mesh_dim, jax.devices()[:8]))
 
-    def prefill(self, rows, slots, tokens, cached, travels):
+    def prefill(self, rows, slots, tokens, cached, travels, *_):
         asked.append((slots, tokens, cached, travels))
-        return lambda weights, state, chunk: state
+        return lambda weights, state, chunk: (state,)
 
     monkeypatch.setattr(Programs, "prefill", prefill)
     session = Session(programs, None, 1, programs.sizes(length, chunk))

@@ -53,7 +53,7 @@ def appended(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("mesh_dim", ["1,1,1,1", "1,1,1,4"])
+@pytest.mark.parametrize("mesh_dim", [pytest.param("1,1,1,1", marks=pytest.mark.slow), "1,1,1,4"])
 def test_the_document_is_read_once(run, alone, tmp_path, appended, mesh_dim):
     rows = [{"prompt": prompt, "id": i} for i, prompt in enumerate(PROMPTS)]
     file = write(tmp_path / "in.jsonl", *rows, {"prompt": "short"}, {"prompt": "other text"})
