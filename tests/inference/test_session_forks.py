@@ -24,8 +24,8 @@ SLOW = "in chunks, striped", "keys travel", "heads exchanged, fewer key heads th
 CASES = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in MESHES]
 
 
-def check(session: Session, texts: list[list[int]], config, new: int = 3) -> None:
-    """Decode, and compare the logits after each token with those of a whole forward pass."""
+def check(session: Session, texts: list[list[int]], config, new: int = 3) -> list[list[int]]:
+    """Decode, and compare the logits after each token with those of a whole forward pass. Return the texts."""
     texts = [list(text) for text in texts]
     for _ in range(new):
         logits = np.asarray(session.logits, np.float64)
@@ -36,6 +36,7 @@ def check(session: Session, texts: list[list[int]], config, new: int = 3) -> Non
         for text, token in zip(texts, step, strict=True):
             text.append(token)
     assert session.lengths == [len(text) for text in texts]
+    return texts
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -47,8 +48,9 @@ def test_rows_share_the_text_of_one(case):
     kept = [np.asarray(x) for x in jax.tree.leaves(session._state)]
     fork = session.fork(3, max_new=24)
     fork.append(QUESTIONS)
-    check(fork, [DOCUMENT + question for question in QUESTIONS], config)
-    fork.append([[3], [9, 9], [1]])
+    texts, turn = check(fork, [DOCUMENT + question for question in QUESTIONS], config), [[3], [9, 9], [1]]
+    fork.append(turn)
+    check(fork, [text + more for text, more in zip(texts, turn, strict=True)], config)
     del fork
     again = session.fork(2, max_new=8)
     check(again, [DOCUMENT] * 2, config)
