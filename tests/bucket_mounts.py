@@ -2,7 +2,7 @@
 
     python -m tests.bucket_mounts [gcsfuse's options] LOG MOUNT [MOUNT ...]
 
-What gcsfuse's documentation and its source (3.x) say is what happens here:
+The model follows gcsfuse's documentation and its source (3.x):
 
 - A new or changed file is another object after `close` (or `fsync`, without streaming writes), if nobody changed that
   object meanwhile; otherwise the writer gets ESTALE. Readers of an older generation get ESTALE.
@@ -169,7 +169,7 @@ class Mount:
         return None
 
     def _stat(self, name: str) -> Object | None:
-        """What this host remembers of a name, or asks the bucket for."""
+        """Return the metadata of a name from this host's cache, or from the bucket."""
         expires, seen = self._cache.get(name, (0.0, None))
         if expires <= time.monotonic():
             seen = self._bucket.objects.get(name)
@@ -192,7 +192,7 @@ class Mount:
     # Contents
 
     def _changing(self, node: Node) -> bytearray:
-        """What is written to a file, and not yet an object."""
+        """Return the content of a file that is not yet an object."""
         if node.content is None:
             self._check(node)
             node.streamed = not node.size and self._chosen.enable_streaming_writes

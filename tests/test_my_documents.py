@@ -120,7 +120,7 @@ def test_every_command_after_the_installation_runs(node):
 
 
 def test_numbers_are_those_of_the_estimates():
-    """Of results/stages.json, compiled or by closed form as the page of stages says."""
+    """Compare the table with the compiled estimates in results/stages.json."""
     rows = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     table = {name: cells for name, *cells in rows}
     stages = json.loads((ROOT / "results" / "stages.json").read_text())["stages"]

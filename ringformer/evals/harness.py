@@ -89,6 +89,8 @@ class HarnessModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         cut = []  # as `hf` models: the last tokens of a longer text; the last token predicts nothing
         for _text, context, continuation in requests:
+            if not continuation:
+                raise ValueError("a task asks for the likelihood of no tokens: its choices must not be empty")
             whole = (context + continuation)[-(self.max_length + 1) :]
             kept = min(len(continuation), len(whole) - 1)
             cut.append((tuple(whole[:-kept]), whole[-kept:]))

@@ -7,7 +7,7 @@ long document is then read once for all questions about it.
 import time
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,9 @@ from ringformer.inference.program_sizes import ProgramSizes, round_up
 from ringformer.inference.programs import Programs
 from ringformer.inference.rows import Timings, check_room, check_tokens, padded
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session_arrays import CHUNK, Chunk, Scores, State, as_global, first_scores
+from ringformer.inference.session_arrays import CHUNK, Chunk, Mark, Scores, State, as_global, first_scores
 from ringformer.models.own_attention import REGISTERED
 from ringformer.ops import layouts
-
-
-class Mark(NamedTuple):
-    """A place in a session to which `Session.rewind` returns."""
-
-    lengths: list[int]
-    logits: jax.Array
 
 
 class Session:
@@ -56,6 +49,8 @@ class Session:
         self._forks: weakref.WeakSet[Session] = weakref.WeakSet()
         self.lengths: list[int] = [self._begin_tokens] * rows
         """Number of tokens of each row, appended or generated, so far."""
+        self._cuts: list[list[int]] = []
+        """Lengths that rows were truncated to."""
         self._followed = np.full(rows, begin is not None)
         """Rows whose logits follow their last token."""
         self.timings = Timings()
@@ -80,8 +75,9 @@ class Session:
         Raises ValueError as `append` does, and if a row has no token before them.
         """
         self._check_followed("score")
+        self._check_rows(rows)
         before = self._state.logits
-        firsts = first_scores(before, np.array([row[0] if len(row) else 0 for row in rows], np.int32))
+        firsts = first_scores(before, np.array([row[0] for row in rows], np.int32))
         chunks = self._append(rows, scored=True)
         joined = Scores(*(np.concatenate(x, axis=1) for x in zip(firsts, *chunks, strict=True)))
         return [Scores(*(x[i, : len(row)] for x in joined)) for i, row in enumerate(rows)]
@@ -89,9 +85,7 @@ class Session:
     def _append(self, rows: Sequence[Sequence[int]], scored: bool = False) -> list[Scores]:
         """Append tokens; with `scored`, return the scores of the tokens after each, in order, arrays [rows, tokens]."""
         self._check_unused()
-        check_tokens(rows, self._programs.config.vocab_size)
-        if len(rows) != len(self.lengths):
-            raise ValueError(f"{len(rows)} rows given, but the session has {len(self.lengths)}")
+        self._check_rows(rows)
         longest, most, max_length = max(map(len, rows)), self._sizes.most, self._sizes.max_length
         for row, (length, tokens) in enumerate(zip(self.lengths, rows, strict=True)):
             if (room := self._begin_tokens + max_length - length) < len(tokens):
@@ -127,10 +121,14 @@ class Session:
     def mark(self) -> Mark:
         """Return this place, for `rewind`. It keeps a copy of the logits."""
         self._check_followed("mark")
-        return Mark(list(self.lengths), jnp.copy(self._state.logits))
+        return Mark(list(self.lengths), jnp.copy(self._state.logits), len(self._cuts))
 
     def rewind(self, mark: Mark) -> None:
-        """Forget all tokens since `mark`. Raises ValueError if a row is shorter than it was then."""
+        """Forget all tokens since `mark`. Raises ValueError if tokens before it were forgotten since then."""
+        if any(
+            cut < length for cuts in self._cuts[mark.cuts :] for cut, length in zip(cuts, mark.lengths, strict=True)
+        ):
+            raise ValueError("the session was truncated to before this mark: append the tokens again")
         self.truncate(mark.lengths)
         self._state = self._state._replace(logits=jnp.copy(mark.logits))
         self._followed[:] = True
@@ -155,6 +153,7 @@ class Session:
         self._slots.release(np.asarray(tops))
         self._followed &= np.array(lengths) == self.lengths
         self.lengths = list(lengths)
+        self._cuts.append(self.lengths)
 
     def fork(self, rows: int, max_new: int) -> "Session":
         """Start a session of `rows` rows that begin with this one's only row, whose cache they share.
@@ -183,6 +182,11 @@ class Session:
         fork._state = state._replace(logits=logits, lengths=jax.device_put(lengths, state.lengths.sharding))
         self._forks.add(fork)
         return fork
+
+    def _check_rows(self, rows: Sequence[Sequence[int]]) -> None:
+        check_tokens(rows, self._programs.config.vocab_size)
+        if len(rows) != len(self.lengths):
+            raise ValueError(f"{len(rows)} rows given, but the session has {len(self.lengths)}")
 
     def _check_unused(self) -> None:
         if self._forks:

@@ -43,6 +43,15 @@ class Scores(NamedTuple):
     likeliest: Any  # bool, whether the token is the likeliest
 
 
+class Mark(NamedTuple):
+    """A place in a session to which `Session.rewind` returns."""
+
+    lengths: list[int]
+    logits: jax.Array
+    cuts: int
+    """Number of truncations before it."""
+
+
 def as_global(array: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
     """Shard an array over the mesh; every process must have the whole array."""
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])

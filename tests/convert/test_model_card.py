@@ -181,7 +181,7 @@ def test_metadata_and_licence_are_those_of_the_base(folder):
 
 
 def names_of(folder, monkeypatch):
-    """What the code of a card defines, in its folder."""
+    """Execute the code of a card in its folder, and return its variables."""
     monkeypatch.chdir(folder)
     (code,) = [block for block in Parsed(folder).blocks if "import" in block]
     exec(code, names := {})

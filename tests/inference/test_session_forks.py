@@ -90,7 +90,7 @@ def test_what_is_forgotten_leaves_no_trace(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores(case):
-    """Of every token appended, to a session and to a fork of it; the likeliest are those of the oracle."""
+    """Score every token appended to a session and to its fork; compare losses and likeliest tokens with the oracle."""
     mesh_dim, changes, chunk = MESHES[case]
     config = replace(CONFIG, **changes)
     session = generator(config, mesh_dim, prefill_chunk=chunk).session(1)
@@ -120,6 +120,15 @@ def test_what_cannot_be_is_refused():
         session.truncate([22])
     with pytest.raises(ValueError, match="2 lengths given, but the session has 1 rows"):
         session.truncate([1, 2])
+    with pytest.raises(ValueError, match="2 rows given, but the session has 1"):
+        session.score([[1], [2]])
+    mark = session.mark()
+    session.truncate([5])
+    session.append([[1] * 20])
+    with pytest.raises(ValueError, match="the session was truncated to before this mark"):
+        session.rewind(mark)
+    session.truncate([5])
+    session.append([DOCUMENT[5:]])
     fork = session.fork(2, max_new=8)
     for change in (
         lambda: session.append([[1]]),

@@ -29,7 +29,7 @@ FIELDS = {
     *("trained_tokens", "masked_tokens"),
     *("eval_loss", "eval_bits_per_byte", "eval_perplexity", "eval_tokens", "eval_loss_to_N"),
 }
-"""What boards get of a run on chats."""
+"""Rows that boards get from a run on chats."""
 ARCHITECTURE = llama.Architecture(MODEL.rope_theta, MODEL.norm_eps)
 
 

@@ -1,4 +1,4 @@
-"""What the options of documents change in a store: copies by weight, separators, Alpaca's questions."""
+"""Options of documents change a store: copies by weight, separators, Alpaca's questions."""
 
 import json
 import re

@@ -119,8 +119,8 @@ def test_only_tables_have_tokens(tmp_path):
 
 
 def test_five_million_tokens_a_second(tmp_path):
-    """Of documents of a thousand tokens, from the file to the verified store; the median of three, in CPU-seconds of
-    this process, because the machine may be busy."""
+    """Prepare documents of a thousand tokens, from the file to the verified store. The median of three runs counts, in
+    CPU-seconds of this process, because the machine may be busy."""
     rng = np.random.default_rng(0)
     ids = pa.array(rng.integers(0, 256, 8_000_000, dtype=np.int32))
     rows = pa.ListArray.from_arrays(pa.array(np.arange(0, 8_000_001, 1000, dtype=np.int32)), ids)

@@ -23,7 +23,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(run):
-    """What the model says to each prompt that is given alone."""
+    """Answers to each prompt alone."""
     model = TextGenerator.load(run, max_length=2048, compute_dtype="float32")
     return {prompt: model.complete([prompt], max_new_tokens=6)[0] for prompt in (*PROMPTS, "short", "other text")}
 
