@@ -15,8 +15,8 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
-from ringformer.inference.cache import Cache, layer_of
-from ringformer.inference.cached_attention import attend_token, of_prefix
+from ringformer.inference.cache.arrays import Cache, layer_cache
+from ringformer.inference.cache.token_attention import attend_token
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import ALL, REST
 from ringformer.models.decoder_config import DecoderConfig
@@ -76,10 +76,10 @@ def decode_hidden(
             q, k, v = with_parts(c, q, k, v, biases, norms, "tp")
             q, k = placed[c.ropes.index(kind.rope)](q, k)
             heads = rearrange(q, "b 1 (k g) d -> b k g d", k=k.shape[2])
-            cached_k, cached_v = (layer_of(x, i, slots) for x in (cache.k, cache.v))
-            before = None if prefix is None else of_prefix(prefix, i)
-            mask = valid[kind.window]
-            o = attend_token(heads, k[:, 0], v[:, 0], cached_k, cached_v, mask, "sp", c.logit_scale, before)
+            caches = [layer_cache(cache, i, slots)._replace(valid=valid[kind.window])]
+            if prefix is not None:
+                caches.append(layer_cache(prefix, i, prefix.positions.shape[1]))
+            o = attend_token(heads, k[:, 0], v[:, 0], caches, "sp", c.logit_scale)
             y = _reduced(rearrange(o, "b k g d -> b (k g d)").astype(x.dtype), attention["wo"])
             x = x + (y if parts.norms == "before" else norm(y, w["attention_output_norm"]["scale"]))
         with jax.named_scope("feed_forward"):

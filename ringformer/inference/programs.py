@@ -7,7 +7,7 @@ in the model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, reduce
 from typing import Any
 
 import jax
@@ -18,21 +18,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
-from ringformer.inference.cache import Cache, layer_of, write_tokens
-from ringformer.inference.cached_attention import (
-    Travels,
-    attend_cached,
-    attend_prefix,
-    attend_window,
-    first_of_chunk,
-    join,
-    last_slots,
-    of_prefix,
-)
+from ringformer.inference.cache.arrays import Cache, CacheDtype, Entries, write_tokens
+from ringformer.inference.cache.chunk_attention import Reads, attend_cached, attend_prefix, merged
+from ringformer.inference.cache.slots import Pieces
+from ringformer.inference.cache.window_attention import attend_window, first_of_chunk, last_slots
 from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
-from ringformer.inference.session_arrays import CHUNK, TOKENS, Chunk, Scores, State
+from ringformer.inference.session_arrays import CHUNK, TOKENS, Beginning, Chunk, Scores, State
 from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.decoder import Decoder
 from ringformer.models.decoder_config import DecoderConfig
@@ -59,6 +52,7 @@ class Programs:
 
     config: DecoderConfig
     mesh: Mesh
+    cache_dtype: CacheDtype = "compute"
 
     def sizes(self, max_length: int, prefill_chunk: int | None = None) -> ProgramSizes:
         """Return the sizes of a session's programs."""
@@ -78,28 +72,39 @@ class Programs:
         """Return shapes, dtypes and shardings of a state; `slots` is per rank."""
         c, heads, S = self.config, max(self.config.num_kv_heads, self.mesh.shape["tp"]), slots * self.mesh.shape["sp"]
         kv_shape = c.num_layers, rows, heads, S, c.head_dim
-        kv = self._array(kv_shape, P(None, "dp", "tp", "sp", None), jnp.dtype(c.compute_dtype))
-        cache = Cache(kv, kv, self._array((rows, S), P("dp", "sp")))
+        spec, int8 = P(None, "dp", "tp", "sp"), self.cache_dtype == "int8"
+        kv = self._array(kv_shape, P(*spec, None), jnp.dtype(jnp.int8 if int8 else c.compute_dtype))
+        entries = Entries(kv, self._array(kv_shape[:-1], spec, jnp.float32) if int8 else None)
+        cache = Cache(entries, entries, self._array((rows, S), P("dp", "sp")))
         return State(cache, self._array((rows, c.vocab_size), P("dp"), jnp.float32), self._array((rows,), P("dp")))
 
     def _array(self, shape, spec, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
     def lower_prefill(
-        self, rows: int, slots: int, tokens: int, cached: int, travels: Travels, prefix: int = 0, scored: bool = False
+        self,
+        rows: int,
+        slots: int,
+        tokens: int,
+        reads: Reads | None,
+        prefix: int = 0,
+        prefix_reads: Reads | None = None,
+        scored: bool = False,
     ) -> jax.stages.Lowered:
-        """Lower `prefill(weights, state, chunk, *prefix) -> (state, *scores)`; the state is donated.
+        """Lower `prefill(weights, state, chunk, *beginning) -> (state, *scores)`; the state is donated.
 
         Args:
           rows, slots: rows of the state, and slots per rank. tokens: P of a chunk.
-          cached: number of slots of a rank that the chunk attends to; 0: nothing of the state precedes the chunk.
-          travels: the arrays that travel around the ring: the keys in those slots, or the queries of the chunk.
-          prefix: slots per rank of a cache of one row with which all rows begin; 0: there is none.
+          reads: how the chunk reads the cache; None: nothing of the state precedes the chunk.
+          prefix, prefix_reads: slots per rank of a cache of one row with which all rows begin, and how the chunk reads
+            it; 0: there is none.
           scored: also compute the `Scores` [B, P] of the chunk's targets, replicated on every device.
         """
         shapes = [(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],), (rows, tokens)]
-        state, chunk = self.state(rows, slots), Chunk(*map(self._array, shapes, CHUNK))
-        prefill = partial(self._prefill, cached=cached, travels=travels, scored=scored)
+        state = self.state(rows, slots)
+        chunk = Chunk(*map(self._array, shapes, CHUNK), pieces=self._pieces(reads, slots))
+        beginning = [Beginning(x, self._pieces(prefix_reads, prefix)) for x in self._prefix(prefix)]
+        prefill = partial(self._prefill, reads=reads, prefix_reads=prefix_reads, scored=scored)
         results = _specs(state), *([Scores(TOKENS, TOKENS)] if scored else [])
         shardings = jax.tree.map(lambda x: x.sharding, state), *([NamedSharding(self.mesh, P())] if scored else [])
         return self._lower(
@@ -108,27 +113,28 @@ class Programs:
             self.weights,
             state,
             chunk,
-            *self._prefix(prefix),
+            *beginning,
             donate_argnums=1,
             out_shardings=shardings,
         )
+
+    def _pieces(self, reads: Reads | None, slots: int) -> Pieces:
+        number = -(-slots // reads.piece) if reads else 0
+        return Pieces(self._array((number,), P()), self._array((2,), P()))
 
     def _prefix(self, slots: int) -> list[Cache]:
         return [self.state(1, slots).cache] if slots else []
 
     def lower_truncate(self, rows: int, slots: int) -> jax.stages.Lowered:
-        """Lower `truncate(state, lengths) -> (state, tops)`, which forgets the tokens of each row beyond a length. The
-        state is donated; tops, int32 [sp], are the slots of each rank up to the last one that still holds a token."""
+        """Lower `truncate(state, lengths) -> state`, which forgets the tokens of each row beyond a length. The state is
+        donated."""
         state, lengths = self.state(rows, slots), self._array((rows,), P("dp"))
-        everywhere = NamedSharding(self.mesh, P())
 
         def truncate(state: State, lengths):
             positions = jnp.where(state.cache.positions < lengths[:, None], state.cache.positions, -1)
-            held = (positions >= 0).reshape(rows, -1, slots).any(axis=0)
-            tops = jnp.max(jnp.where(held, jnp.arange(1, slots + 1), 0), axis=-1)
-            return State(state.cache._replace(positions=positions), state.logits, lengths), tops
+            return State(state.cache._replace(positions=positions), state.logits, lengths)
 
-        shardings = jax.tree.map(lambda x: x.sharding, state), everywhere
+        shardings = jax.tree.map(lambda x: x.sharding, state)
         return jax.jit(truncate, donate_argnums=0, out_shardings=shardings).lower(state, lengths)
 
     def lower_decode(self, rows: int, slots: int, read: int, kind: Kind, prefix: int = 0) -> jax.stages.Lowered:
@@ -139,7 +145,7 @@ class Programs:
         Args:
           rows, slots: rows of the state, and slots per rank.
           read: number of slots of a rank to read, from the first; all others are empty.
-          prefix: as for `lower_prefill`.
+          prefix: slots per rank of a cache of one row with which all rows begin; 0: there is none.
           control: int32 [4 + rows]: seed, top_k, rank and slot that take the token, and for each row whether it
             continues. For a row that has ended, tokens and logits do not change, and the token drawn is meaningless.
           numbers: float32 [2]: temperature, top_p.
@@ -183,12 +189,20 @@ class Programs:
         return {"axes": Axes(sp="sp", tp="tp" if self.mesh.shape["tp"] > 1 else None), "gather": gather}
 
     def _prefill(
-        self, weights, state: State, chunk: Chunk, *prefix: Cache, cached: int, travels: Travels, scored: bool
+        self,
+        weights,
+        state: State,
+        chunk: Chunk,
+        *beginning: Beginning,
+        reads: Reads | None,
+        prefix_reads: Reads | None,
+        scored: bool,
     ):
         """Run `prefill` on one device."""
         c, cache, sp = self.config, state.cache, self.mesh.shape["sp"]
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
-        slots, new = cache.positions[:, :cached], chunk.rank_positions
+        cached, new = reads.slots if reads else 0, chunk.rank_positions
+        slots = cache.positions[:, :cached]
         reached = {window: min(window, cached * sp) for window in c.windows if window and cached}
         last = {}
         if reached:
@@ -199,19 +213,18 @@ class Programs:
         def attend(kind, layer, q, k, v):
             options = attention_options(c, kind, c.ulysses * q.shape[1])
             ring = partial(c.attend, q, k, v, **on_ring, **options)
-            if not cached and not prefix:
+            if not reads and not beginning:
                 return ring(), (k, v)
             if kind.window:
                 return attend_window(q, k, v, cache, layer, last[kind.window], order, "sp", **options), (k, v)
-            before, kernel = [], "xla" if c.kernel == "cudnn" else c.kernel  # the mask of empty slots is not causal
-            if cached:
-                ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
-                options = options | {"kernel": kernel}
-                before.append(attend_cached(q, ours[0], ours[1], slots >= 0, travels, "sp", **options))
-            for shared in prefix:
-                options = attention_options(c, kind, q.shape[0] * q.shape[1] * sp) | {"kernel": kernel}
-                before.append(attend_prefix(q, of_prefix(shared, layer), "queries", "sp", **options))
-            return join(ring(return_lse=True), *before).astype(q.dtype), (k, v)
+            seen = [ring(return_lse=True)]
+            if reads:
+                seen.append(attend_cached(q, cache, layer, reads, chunk.pieces, "sp", **options))
+            for shared in beginning:
+                assert prefix_reads is not None
+                options = attention_options(c, kind, q.shape[0] * q.shape[1] * sp)
+                seen.append(attend_prefix(q, shared.cache, layer, prefix_reads, shared.pieces, "sp", **options))
+            return reduce(merged, seen)[0].astype(q.dtype), (k, v)
 
         model = self._model(weights)
         x, (k, v) = model.attended(

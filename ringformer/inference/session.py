@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringformer.inference.cache import Cache, Slots
+from ringformer.inference.cache.chunk_attention import Reads, Travels
+from ringformer.inference.cache.slots import Pieces, Slots
 from ringformer.inference.decode_step import NOT_FINITE
 from ringformer.inference.program_sizes import ProgramSizes, round_up
 from ringformer.inference.programs import Programs
 from ringformer.inference.rows import Timings, check_room, check_tokens, padded
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session_arrays import CHUNK, Chunk, Mark, Scores, State, as_global, first_scores
+from ringformer.inference.session_arrays import CHUNK, Beginning, Chunk, Mark, Scores, State, as_global, as_globals, first_scores
 from ringformer.models.own_attention import REGISTERED
 from ringformer.ops import layouts
 
@@ -41,7 +42,7 @@ class Session:
         if rows < 1 or rows % dp:
             raise ValueError(f"{rows} rows on a mesh with dp={dp}: rows must be a multiple of dp, {dp} for example")
         self._programs, self._weights, self._sizes = programs, weights, sizes
-        self._slots = Slots(sizes.ranks, sizes.capacity)
+        self._slots = Slots(rows, sizes.ranks, sizes.capacity)
         self._state = _empty_state(programs.state(rows, sizes.capacity))
         self._alive = np.ones(rows, bool)
         self._begin = begin
@@ -149,8 +150,8 @@ class Session:
                 )
         truncate = self._programs.truncate(len(lengths), self._sizes.capacity)
         wanted = as_global(np.array(lengths, np.int32), self._programs.mesh, CHUNK.last)
-        self._state, tops = truncate(self._state, wanted)
-        self._slots.release(np.asarray(tops))
+        self._state = truncate(self._state, wanted)
+        self._slots.truncate(np.array(lengths, np.int32))
         self._followed &= np.array(lengths) == self.lengths
         self.lengths = list(lengths)
         self._cuts.append(self.lengths)
@@ -236,8 +237,10 @@ class Session:
             if not alive.any():
                 return
             read = self._sizes.read(self._slots.top)
-            control = np.array([sampling.seed, top_k, *self._slots.take(), *alive], np.int32)
-            shared, prefix = self._shared()
+            slot = self._slots.take(np.where(alive, self.lengths, -1))
+            control = np.array([sampling.seed, top_k, *slot, *alive], np.int32)
+            prefix = [] if self._begin is None else [self._begin._state.cache]
+            shared = 0 if self._begin is None else self._begin._sizes.capacity
             decode = self._programs.decode(len(alive), self._sizes.capacity, read, sampling.kind, shared)
             start = time.perf_counter()
             drawn, self._state = decode(self._weights, self._state, control, numbers, *prefix)
@@ -253,12 +256,6 @@ class Session:
             self._alive &= ~np.isin(tokens, end_tokens)
             yield [int(token) if on else None for token, on in zip(tokens, alive, strict=True)]
 
-    def _shared(self) -> tuple[int, list[Cache]]:
-        """Return the slots per rank of the cache with which all rows begin, and that cache."""
-        if self._begin is None:
-            return 0, []
-        return self._begin._sizes.capacity, [self._begin._state.cache]
-
     def _append_chunk(
         self, rows: Sequence[Sequence[int]], firsts: np.ndarray, targets: Sequence[Sequence[int]] | None
     ) -> Scores | None:
@@ -269,27 +266,39 @@ class Session:
         P = sizes.chunk(int(counts.max()), self._slots.room)
         order = layouts.permutation(programs.config.layout, P, sizes.ranks // programs.config.ulysses)
         positions = np.where(order < counts[:, None], firsts[:, None] + order, -1).astype(np.int32)
-        cached, travels = sizes.cached(programs.config, P, self._slots.top)
-        shared, prefix = self._shared()
-        scored = targets is not None
-        prefill = programs.prefill(len(rows), sizes.capacity, P, cached, travels, shared, scored)
-        slots = self._slots.take_chunk((order < counts.max()).reshape(sizes.ranks, -1))
+        reads, pieces = self._reads(P)
+        begin, scored = self._begin, targets is not None
+        prefix, prefix_reads, beginning = 0, None, []
+        if begin is not None:
+            prefix, (prefix_reads, shared) = begin._sizes.capacity, begin._reads(len(rows) * P, "queries")
+            beginning = [Beginning(begin._state.cache, as_globals(shared, programs.mesh, CHUNK.pieces))]
+        prefill = programs.prefill(len(rows), sizes.capacity, P, reads, prefix, prefix_reads, scored)
+        slots = self._slots.take_chunk(positions.reshape(len(rows), sizes.ranks, -1))
         tokens, after = padded(rows, P)[:, order], padded(targets or [()] * len(rows), P)[:, order]
-        arrays = tokens, positions, positions, positions.max(axis=1), slots, after
-        chunk = Chunk(*(as_global(x, programs.mesh, spec) for x, spec in zip(arrays, CHUNK, strict=True)))
+        arrays = Chunk(tokens, positions, positions, positions.max(axis=1), slots, after, pieces)
+        chunk = as_globals(arrays, programs.mesh, CHUNK)
         start = time.perf_counter()
-        self._state, *scores = jax.block_until_ready(prefill(self._weights, self._state, chunk, *prefix))
+        self._state, *scores = jax.block_until_ready(prefill(self._weights, self._state, chunk, *beginning))
         self.timings.prefill_seconds += time.perf_counter() - start
         self.timings.prefill_tokens += int(counts.sum())
         natural = np.argsort(order)[: max(map(len, rows))]
         return Scores(*(np.asarray(x)[:, natural] for x in scores[0])) if scored else None
 
 
+    def _reads(self, tokens: int, travels: Travels | None = None) -> tuple[Reads | None, Pieces]:
+        """Return how a chunk of `tokens` reads this session's cache, and its pieces."""
+        pieces = self._slots.pieces(self._sizes.piece)
+        reads = self._sizes.reads(self._programs.config, tokens, self._slots.top, holes=bool(pieces.counts[1]))
+        if reads is None:
+            return None, pieces._replace(order=pieces.order[:0])
+        return reads._replace(travels=travels or reads.travels), pieces
+
+
 def _empty_state(abstract: State) -> State:
     """Make a state whose cache has no tokens."""
-    fills = State(Cache(0, 0, -1), 0, 0)
 
     def make() -> State:
-        return jax.tree.map(lambda x, fill: jnp.full(x.shape, fill, x.dtype), abstract, fills)
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
+        return empty._replace(cache=empty.cache._replace(positions=empty.cache.positions - 1))
 
     return jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))()

@@ -8,7 +8,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringformer.inference.cache import Cache
+from ringformer.inference.cache.arrays import Cache
+from ringformer.inference.cache.slots import Pieces
 
 TOKENS = P("dp", ("sp", "tp"))
 """Arrays [B, P] of a chunk, P in layout order."""
@@ -31,9 +32,17 @@ class Chunk(NamedTuple):
     last: Any  # int32 [B], the position of the last token of a row if it is in this chunk, else -1
     slots: Any  # int32 [n], the first slot that each rank of the ring writes
     targets: Any  # int32 [B, P], the token that follows each token; read by programs that compute scores
+    pieces: Pieces  # of the cache
 
 
-CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"), TOKENS)
+CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"), TOKENS, Pieces(P(), P()))
+
+
+class Beginning(NamedTuple):
+    """The cache of one row with which all rows begin."""
+
+    cache: Cache
+    pieces: Pieces
 
 
 class Scores(NamedTuple):
@@ -55,6 +64,11 @@ class Mark(NamedTuple):
 def as_global(array: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
     """Shard an array over the mesh; every process must have the whole array."""
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
+
+
+def as_globals(arrays: Any, mesh: Mesh, specs: Any) -> Any:
+    """Shard a tree of arrays over the mesh, as `as_global`."""
+    return jax.tree.map(lambda x, spec: as_global(x, mesh, spec), arrays, specs)
 
 
 @jax.jit

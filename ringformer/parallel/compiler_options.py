@@ -21,6 +21,10 @@ COMPILER_OPTIONS = {
 }
 """XLA options by platform that let the ring's communication overlap with computation (docs/overlap.md)."""
 
+_NO_REMATERIALIZATION = {"gpu": {"xla_disable_hlo_passes": "rematerialization"}}
+"""A cache that nearly fills the memory makes XLA compute logits twice, reading the cached keys again, to free what is
+already little."""
+
 _HEADS = {"xla_tpu_enable_async_all_to_all": "true"}
 """By default, exchanges of heads are synchronous."""
 
@@ -43,10 +47,13 @@ def compiler_options(mesh: Mesh, training: bool = False) -> dict[str, str]:
 
     Args:
       training: True adds those for gathers of weights and sums of gradients (docs/overlap.md). On TPUs with
-        SparseCores, both run there while the TensorCores compute; on other TPUs, gathers are asynchronous.
+        SparseCores, both run there while the TensorCores compute; on other TPUs, gathers are asynchronous. False adds
+        those for inference.
     """
     device = mesh.devices.flat[0]
     options, chip = COMPILER_OPTIONS.get(device.platform, {}), chip_of(device.device_kind)
+    if not training:
+        options = options | _NO_REMATERIALIZATION.get(device.platform, {})
     if chip is None or (cores := chip.tensor_cores) is None:
         return options
     if training:

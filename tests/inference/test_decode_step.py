@@ -14,7 +14,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from ringformer.inference import programs
-from ringformer.inference.cached_attention import attend_token
+from ringformer.inference.cache.arrays import Entries, LayerCache
+from ringformer.inference.cache.token_attention import attend_token
 from ringformer.inference.decode_step import _sum, next_logits
 from ringformer.inference.weight_shares import ALL
 from ringformer.parallel.mesh import make_mesh
@@ -45,9 +46,10 @@ def test_attention_of_a_token(mean, bound):
     v, valid = rounded(normal(4, B, K, d) + mean), rng.random((B, ranks * S)) < 0.9
 
     mesh = make_mesh(f"1,1,1,{ranks}", jax.devices()[:ranks])
-    specs = P(), P(), P(), P(None, None, "sp"), P(None, None, "sp"), P(None, "sp")
-    attend = jax.shard_map(partial(attend_token, ring="sp"), mesh=mesh, in_specs=specs, out_specs=P())
-    found = jit(attend)(q, k, v, cached_k, cached_v, valid)
+    sharded = LayerCache(Entries(P(None, None, "sp")), Entries(P(None, None, "sp")), P(None, "sp"))
+    attend = partial(attend_token, ring="sp")
+    attend = jax.shard_map(attend, mesh=mesh, in_specs=(P(), P(), P(), [sharded]), out_specs=P())
+    found = jit(attend)(q, k, v, [LayerCache(Entries(cached_k), Entries(cached_v), valid)])
 
     pairs = (cached_k, k), (cached_v, v)
     keys, values = (np.concatenate([a, b[:, :, None]], axis=2, dtype=np.float64) for a, b in pairs)

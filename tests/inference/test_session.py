@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ringformer.inference.cache.chunk_attention import Reads
 from ringformer.inference.programs import Programs
 from ringformer.inference.sampling import Sampling
 from tests.inference.models import CONFIG, Transcript, generator, losses
@@ -53,9 +54,9 @@ def test_every_logit_is_that_of_a_whole_forward(case, monkeypatch):
     config, used = replace(CONFIG, **changes), set()
     compile_prefill = Programs.prefill
 
-    def prefill(self, rows, slots, tokens, cached, travels, *others):
-        used.update([travels] if cached else [])
-        return compile_prefill(self, rows, slots, tokens, cached, travels, *others)
+    def prefill(self, rows, slots, tokens, reads, *others):
+        used.update([reads.travels] if reads else [])
+        return compile_prefill(self, rows, slots, tokens, reads, *others)
 
     monkeypatch.setattr(Programs, "prefill", prefill)
     transcript = Transcript(generator(config, mesh_dim, prefill_chunk=chunk).session(2))
@@ -72,7 +73,8 @@ def test_a_long_cache_is_read_in_part(monkeypatch):
 
     def noted(name, place):
         def compile_program(self, *sizes):
-            read.append(sizes[place])
+            size = sizes[place]
+            read.append(size.slots if isinstance(size, Reads) else size or 0)
             return programs[name](self, *sizes)
 
         return compile_program
@@ -141,7 +143,7 @@ def test_timings_count_every_token():
 def test_the_cache_is_shared_out(mesh_dim):
     """Bytes of keys and values on a device: those of all tokens over sp and tp, within 2%."""
     session = generator(CONFIG, mesh_dim, max_length=4096).session(2)
-    for x in (session._state.cache.k, session._state.cache.v):
+    for x in (session._state.cache.k.values, session._state.cache.v.values):
         total = CONFIG.num_layers * 2 * 4096 * CONFIG.num_kv_heads * CONFIG.head_dim * 4
         held = {shard.data.nbytes for shard in x.addressable_shards}
         assert len(held) == 1 and total / 8 <= held.pop() <= 1.02 * total / 8

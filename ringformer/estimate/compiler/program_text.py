@@ -213,7 +213,8 @@ class Program:
     def trip_count(self, computation: str, loop: Instruction) -> int:
         """Return how often a loop runs its body: an upper bound if this depends on data, 1 if nothing is known."""
         exact = loop.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)')
-        if trips := exact or loop.search(r"at_most_(\d+)_trips/while"):
+        named = re.search(r"at_most_(\d+)_trips/while$", loop.op_name)
+        if trips := exact or (named and named[1]):
             return int(trips)
         condition = self.computations[loop.stated(r"condition=%?([\w.\-]+)")]
         root = next(i for i in condition.values() if i.is_root)

@@ -9,7 +9,7 @@ from ringformer.estimate.closed_forms import itemsize
 from ringformer.estimate.inference.workload import InferenceWorkload
 from ringformer.estimate.programs import device_bytes
 from ringformer.estimate.seconds.program_seconds import efficiency
-from ringformer.inference.cached_attention import cheaper_to_move
+from ringformer.inference.cache.chunk_attention import cheaper_to_move
 from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.flops import PAIR_FORWARD, visible_keys, working_params

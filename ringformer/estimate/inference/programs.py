@@ -20,15 +20,15 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     workload.check()
     mesh = workload.mesh()
     sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
-    programs = Programs(inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh)
+    programs = Programs(inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh, workload.cache_dtype)
     if program == LOADING:
         lowered, options = _lower_loading(programs.config, mesh), {}
     elif program == DECODE:
         lowered = programs.lower_decode(rows, sizes.capacity, sizes.read(sizes.capacity), Kind())
     elif program in (PREFILL, FIRST_CHUNK):
         top = 0 if program == FIRST_CHUNK else (workload.chunks - 1) * workload.chunk // sizes.ranks
-        cached, travels = sizes.cached(programs.config, workload.chunk, top)
-        lowered = programs.lower_prefill(rows, sizes.capacity, workload.chunk, cached, travels)
+        reads = sizes.reads(programs.config, workload.chunk, top)
+        lowered = programs.lower_prefill(rows, sizes.capacity, workload.chunk, reads)
     else:
         raise ValueError(f"unknown program {program!r} of inference")
     return LoweredProgram(lowered, options | WITHOUT_DEVICES[workload.target.chip.kind], mesh)

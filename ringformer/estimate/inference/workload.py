@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from jax.sharding import AbstractMesh
 
 from ringformer.estimate.workload import Workload
+from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.ops.layouts import Layout
 from ringformer.parallel.mesh import AXIS_NAMES
@@ -24,6 +25,7 @@ class InferenceWorkload(Workload):
 
     prefill_chunk: int | None = None
     """Tokens of a row that prefill reads at once; None: all."""
+    cache_dtype: CacheDtype = "compute"
 
     @property
     def masks(self) -> bool:
@@ -63,7 +65,7 @@ class InferenceWorkload(Workload):
     def attended_slots(self, number: int) -> int:
         """Number of cache slots of a rank that chunk `number` (from 0) attends to; if all layers have windows, those
         that the longest reaches."""
-        slots = self.sizes.cached(self.model, self.chunk, number * self.chunk // self.sizes.ranks)[0]
+        slots = number * self.chunk // self.sizes.ranks
         return min(slots, -(-max(self.windows) // self.sizes.ranks)) if all(self.windows) else slots
 
     def check(self) -> None:

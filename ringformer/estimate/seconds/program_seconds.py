@@ -18,7 +18,7 @@ from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.hardware import CHIPS
-from ringformer.inference.cached_attention import ATTEND_TOKEN
+from ringformer.inference.cache.token_attention import ATTEND_TOKEN
 from ringformer.ops.kernels.chunk_sizes import tuned_share
 from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.ops.ring_passes import LOOP

@@ -1,0 +1,130 @@
+"""A chunk's attention to a sharded cache, piece by piece, against float64."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from ringformer.inference.cache.arrays import Cache, Entries, as_entries
+from ringformer.inference.cache.chunk_attention import Reads, attend_cached, attend_prefix, merged
+from ringformer.inference.cache.slots import Pieces, Slots
+from ringformer.parallel.mesh import make_mesh
+from tests.helpers import normal, relative_error
+
+RANKS, L, B, T, H, K, S, d = 4, 3, 2, 8, 4, 2, 22, 16
+"""T and S are those of a rank."""
+ENTRIES = P(None, None, None, "sp")
+
+
+def cache_of(held, int8=False):
+    """A cache of random entries; `held` [B, ranks, S]: slots that hold a token."""
+    k, v = (Entries(jnp.asarray(normal(i, L, held.shape[0], K, RANKS * S, d), jnp.float32)) for i in (1, 2))
+    if int8:
+        k, v = (as_entries(x.values, Entries(jnp.int8(0), jnp.float32(0))) for x in (k, v))
+    return Cache(k, v, jnp.where(held.reshape(held.shape[0], -1), 5, -1))
+
+
+def slots_of(held) -> Slots:
+    slots = Slots(len(held), RANKS, S)
+    slots.take_chunk(np.where(held, 5, -1))
+    return slots
+
+
+def dense(q, cache, layer):
+    """o and lse of queries [B, T, H, d] to all valid keys of a layer, in float64."""
+    k, v = (np.asarray(x.as_dtype(jnp.float32), np.float64)[layer].repeat(H // K, axis=1) for x in cache[:2])
+    s = np.einsum("bthd,bhsd->bhts", np.asarray(q, np.float64), k) / np.sqrt(d)
+    p = np.exp(s) * (np.asarray(cache.positions) >= 0)[:, None, None]
+    return np.einsum("bhts,bhsd->bthd", p, v) / p.sum(-1).swapaxes(1, 2)[..., None], np.log(p.sum(-1))
+
+
+def on_ring(attend, q, cache, layer, reads, pieces):
+    """Run `attend` on a ring, queries and slots sharded."""
+    mesh = make_mesh(f"1,1,1,{RANKS}", jax.devices()[:RANKS])
+    entries = Entries(ENTRIES, None if cache.k.scales is None else ENTRIES)
+    specs = P(None, "sp"), Cache(entries, entries, P(None, "sp")), P(), Pieces(P(), P())
+
+    def run(q, cache, layer, pieces):
+        return attend(q, cache, layer, reads, pieces, "sp", kernel="xla", q_chunk=4, k_chunk=4)
+
+    out = P(None, "sp"), P(None, None, "sp")
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=out))(q, cache, jnp.int32(layer), pieces)
+
+
+def some_held(rows, seed=0):
+    """Slots of a long text of whole pieces, holes in some rows and ranks, and no token of any row in the last."""
+    held = np.zeros((rows, RANKS, S), bool)
+    held[:, :, :14] = True
+    held[:, :, 14:20] = np.random.default_rng(seed).random((rows, RANKS, 6)) < 0.5
+    return held
+
+
+@pytest.mark.parametrize("travels", ["keys", "queries"])
+@pytest.mark.parametrize("piece", [4, 5, 22])
+def test_pieces_of_a_cache(travels, piece):
+    """Whole pieces and pieces with holes; pieces that do not divide the slots, and one of all slots."""
+    held = some_held(B)
+    cache, pieces = cache_of(held), slots_of(held).pieces(piece)
+    assert pieces.counts.tolist() == {4: [3, 2], 5: [2, 2], 22: [0, 1]}[piece]
+    q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
+    found = on_ring(attend_cached, q, cache, 1, Reads(S, piece, travels, holes=True), pieces)
+    for x, expected in zip(found, dense(q, cache, 1), strict=True):
+        assert relative_error(x, expected) <= 1e-6
+
+
+@pytest.mark.parametrize("travels", ["keys", "queries"])
+def test_whole_pieces_need_no_masks(travels):
+    held = np.zeros((B, RANKS, S), bool)
+    held[:, :, :20] = True
+    cache, pieces = cache_of(held), slots_of(held).pieces(4)
+    q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
+    found = on_ring(attend_cached, q, cache, 2, Reads(S, 4, travels), pieces)
+    for x, expected in zip(found, dense(q, cache, 2), strict=True):
+        assert relative_error(x, expected) <= 1e-6
+
+
+def test_a_row_without_keys_sees_nothing():
+    """Its log-sum-exp is -inf, and merging it changes nothing."""
+    held = some_held(B)
+    held[1] = False
+    cache, pieces = cache_of(held), slots_of(held).pieces(5)
+    q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
+    o, lse = on_ring(attend_cached, q, cache, 0, Reads(S, 5, "queries", holes=True), pieces)
+    assert (np.asarray(lse[1]) == -np.inf).all() and (np.asarray(o[1]) == 0).all()
+    other = normal(5, *o.shape), normal(6, *lse.shape)
+    for x, expected in zip(merged((o, lse), other), merged(other, (o, lse)), strict=True):
+        np.testing.assert_allclose(x, expected, rtol=1e-6)
+    np.testing.assert_allclose(merged((o, lse), other)[0][1], other[0][1], rtol=1e-6)
+
+
+def test_rows_share_a_cache_of_one_row():
+    held = some_held(1)
+    cache, pieces = cache_of(held), slots_of(held).pieces(4)
+    q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
+    found = on_ring(attend_prefix, q, cache, 1, Reads(S, 4, "queries", holes=True), pieces)
+    repeated = jax.tree.map(lambda x, axis: jnp.repeat(x, B, axis), cache, Cache(Entries(1), Entries(1), 0))
+    for x, expected in zip(found, dense(q, repeated, 1), strict=True):
+        assert relative_error(x, expected) <= 1e-6
+
+
+def test_int8_entries():
+    """Read as they are stored; and stored within a 254th of a token's largest value."""
+    held = some_held(B)
+    cache, pieces = cache_of(held, int8=True), slots_of(held).pieces(5)
+    q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
+    found = on_ring(attend_cached, q, cache, 1, Reads(S, 5, "queries", holes=True), pieces)
+    for x, expected in zip(found, dense(q, cache, 1), strict=True):
+        assert relative_error(x, expected) <= 1e-6
+    exact = cache_of(held)
+    for stored, x in zip(cache[:2], (exact.k.values, exact.v.values), strict=True):
+        assert stored.values.dtype == jnp.int8
+        largest = np.abs(np.asarray(x)).max(axis=-1, keepdims=True)
+        assert (np.abs(np.asarray(stored.as_dtype(jnp.float32)) - x) <= largest / 254 * 1.001).all()
+
+
+def test_zero_is_stored_as_zero():
+    entries = as_entries(jnp.zeros((2, 3)), Entries(jnp.int8(0), jnp.float32(0)))
+    np.testing.assert_array_equal(entries.as_dtype(jnp.float32), np.zeros((2, 3)))
