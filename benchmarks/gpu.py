@@ -1,13 +1,15 @@
-"""What one GPU says of our numbers: parity of the op, attention TFLOP/s, step MFU, peak memory against the estimate.
+"""What one GPU says of our numbers: parity of the op, attention TFLOP/s, inference, step MFU, peak memory against the
+estimate.
 
 Attention by XLA's blocks and by cuDNN's, this one beside the calls of cuDNN alone.
 
-    python benchmarks/gpu.py --target=1xH200 --out results/gpu.json
-    JAX_PLATFORMS=cpu python benchmarks/gpu.py --small          # the same at toy size, on a CPU: does the script run?
+    python benchmarks/gpu.py --out results/gpu.json                  # measures; needs the GPU
+    python benchmarks/gpu.py --target=1xH200 --out results/gpu.json  # adds what the estimates say; needs no GPU
+    JAX_PLATFORMS=cpu python benchmarks/gpu.py --small               # the same at toy size, on a CPU: does it run?
 
-Every part is a process of its own: a peak belongs to one program, and a failure to one part. Times are medians of
-rounds after a warm-up; the predicted peak comes from `ringformer estimate` for `--target`, compiled without a device,
-and is compared with the most that the allocator held during three steps. On a CPU nothing is predicted.
+Every part is a process of its own: a peak belongs to one program, and a failure to one part. The file is written after
+each. Times are medians of rounds after a warm-up; the predicted peak comes from `ringformer estimate` for `--target`,
+compiled without a device, and is compared with the most that the allocator held during the steps.
 """
 
 import argparse
@@ -21,7 +23,11 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from itertools import product
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.gpu_inference import INFERENCE, inference, token_attention
 from ringformer.cli.parser import output_file
 
 ATTENTION = {"full": [(4096, 32, 8), (16384, 32, 8), (65536, 8, 2)], "small": [(256, 4, 2)]}
@@ -107,7 +113,7 @@ def attention(size: str) -> list[dict]:
         for name, (forward, both) in runs.items():
             pairs = heads * T * T / 2 / (16 if "16 documents" in name else 1)
             seconds = [
-                _median_seconds(partial(jax.jit(run), *arrays))
+                median_seconds(partial(jax.jit(run), *arrays))
                 for run, arrays in ((forward, (q, k, v)), (both, (q, k, v, do)))
             ]
             flops = PAIR_FORWARD, PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
@@ -223,7 +229,7 @@ def _with_gradients(run, q, k, v, do):
     return o, *pullback(do)
 
 
-def _median_seconds(run, rounds: int = 7) -> float:
+def median_seconds(run, rounds: int = 7) -> float:
     import jax
 
     jax.block_until_ready(run())
@@ -245,10 +251,19 @@ def _part(name: str, size: str) -> dict:
     return found
 
 
+def add_predictions(results: dict, size: str, target: str) -> None:
+    """Add to each measured step what the estimate says of it."""
+    for i, row in enumerate(results["steps"]):
+        row |= predicted(size, i, target)
+        if row.get("peak_bytes_allocator"):
+            row["estimate_over_allocator"] = row["peak_bytes_estimate"] / row["peak_bytes_allocator"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="the estimator's name of this machine, e.g. 1xH200; without: no prediction")
+    parser.add_argument("--target", help="add predictions for this machine, e.g. 1xH200, to the file --out")
     parser.add_argument("--small", action="store_true", help="toy sizes")
+    parser.add_argument("--parts", nargs="+", help="measure only these parts")
     parser.add_argument("--out", help="write the JSON there, too")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -257,8 +272,14 @@ def main() -> None:
         import jax
 
         kind, _, index = args.part.partition(":")
-        found = {"parity": parity, "attention": attention, "device": lambda _: jax.devices()[0].device_kind}
-        print(json.dumps(step(size, int(index)) if kind == "step" else found[kind](size)))
+        found = {
+            "parity": parity,
+            "attention": attention,
+            "token_attention": token_attention,
+            "device": lambda _: jax.devices()[0].device_kind,
+        }
+        of_rows = {"steps": step, "inference": inference}
+        print(json.dumps(of_rows[kind](size, int(index)) if kind in of_rows else found[kind](size)))
         return
     from ringformer.estimate.targets import find_target
 
@@ -268,27 +289,29 @@ def main() -> None:
             find_target(args.target)
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    if args.target:
+        if out is None or not out.exists():
+            parser.exit(2, f"{parser.prog}: --target adds to measurements: give their file with --out\n")
+        results = json.loads(out.read_text())
+        add_predictions(results, size, args.target)
+        out.write_text(json.dumps(results, indent=1) + "\n")
+        return
     results = {
         "what": "measured on one device, but for peak_bytes_estimate (compiled without it)",
-        "command": "python " + " ".join(sys.argv),
+        "command": "python benchmarks/gpu.py",
         "date": datetime.date.today().isoformat(),
         "jax": version("jax"),
         "device": _part("device", size),
     }
-    for name in ("parity", "attention"):
-        results[name] = _part(name, size)
-    results["steps"] = []
-    for i in range(len(STEPS[size])):
-        row = _part(f"step:{i}", size)
-        if args.target:
-            row |= predicted(size, i, args.target)
-            if row.get("peak_bytes_allocator"):
-                row["estimate_over_allocator"] = row["peak_bytes_estimate"] / row["peak_bytes_allocator"]
-        results["steps"].append(row)
-    text = json.dumps(results, indent=1)
-    print(text)
-    if out:
-        out.write_text(text + "\n")
+    rows = {"inference": len(INFERENCE[size]), "steps": len(STEPS[size])}
+    for name in args.parts or ("parity", "attention", "token_attention", "inference", "steps"):
+        results[name] = []
+        for part in [f"{name}:{i}" for i in range(rows[name])] if name in rows else [name]:
+            found = _part(part, size)
+            results[name] = [*results[name], found] if name in rows else found
+            if out:
+                out.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ class EstimateOptions:
     longest that fits"""
     prefill_chunk: int | None = None
     """for inference: tokens of a row that prefill reads at once; default: the fastest that fits"""
+    cache_dtype: Literal["compute", "int8"] | None = None
+    """for inference: dtype of the cached keys and values, compute (default: the compute dtype) or int8"""
     batch_size: int | None = None
     """sequences per step (default of a preset: 1)"""
     accumulate: int | None = None

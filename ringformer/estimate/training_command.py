@@ -61,8 +61,8 @@ def _check(args: argparse.Namespace) -> None:
     """Raise ValueError for tokens out of range and for flags that exclude each other."""
     if args.tokens is not None and not 0 < args.tokens < math.inf:
         raise ValueError(f"--tokens={args.tokens:g} must be positive: the number of training tokens, e.g. 1e9")
-    if args.prefill_chunk is not None:
-        raise ValueError(f"--prefill_chunk={args.prefill_chunk} needs --mode=prefill or --mode=decode")
+    for flag, value in given(args, ("prefill_chunk", "cache_dtype")).items():
+        raise ValueError(f"--{flag}={value} needs --mode=prefill or --mode=decode")
     if args.overrides and not args.config:
         raise ValueError(f"unexpected arguments: {' '.join(args.overrides)}; overrides need --config=FILE")
     if args.config and args.model:

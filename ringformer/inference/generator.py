@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import model_of, restore_params
+from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.inference.inference_config import checked_config, rank_devices_of
 from ringformer.inference.program_sizes import round_up
 from ringformer.inference.programs import Programs
@@ -40,6 +41,7 @@ class Generator:
       max_length: maximum number of tokens of a row, prompt and continuation together.
       prefill_chunk: number of tokens of a prompt to read at a time, for prompts that would need too much memory at
         once; None: all of them.
+      cache_dtype: compute, or int8 for half the memory of bfloat16 and an error (docs/inference.md).
 
     Attributes:
       config: the model as it is computed here. kernel: its attention kernel, and the reason for it.
@@ -49,12 +51,21 @@ class Generator:
     """
 
     def __init__(
-        self, config: DecoderConfig, params: Any, mesh: Mesh, *, max_length: int, prefill_chunk: int | None = None
+        self,
+        config: DecoderConfig,
+        params: Any,
+        mesh: Mesh,
+        *,
+        max_length: int,
+        prefill_chunk: int | None = None,
+        cache_dtype: CacheDtype = "compute",
     ):
         check_sizes(max_length, prefill_chunk)
+        if cache_dtype not in get_args(CacheDtype):
+            raise ValueError(f"cache_dtype={cache_dtype!r}: choose one of {', '.join(get_args(CacheDtype))}")
         local_tokens = (prefill_chunk or max_length) // mesh.shape["sp"]
         self.config, self.kernel = checked_config(config, mesh, local_tokens)
-        self.mesh, self.max_length, self._programs = mesh, max_length, Programs(self.config, mesh)
+        self.mesh, self.max_length, self._programs = mesh, max_length, Programs(self.config, mesh, cache_dtype)
         self._sizes = self._programs.sizes(max_length, prefill_chunk)
         self._weights = reshard(self.config, params, mesh)
 
@@ -67,6 +78,7 @@ class Generator:
         max_length: int,
         prefill_chunk: int | None = None,
         compute_dtype: str | None = None,
+        cache_dtype: CacheDtype = "compute",
         kernel: str = "auto",
         kernel_check: bool = True,
     ) -> "Generator":
@@ -75,7 +87,7 @@ class Generator:
         Args:
           mesh_dim: "dp,fsdp,tp,sp". The mesh takes as many devices as it needs, the first ones. One size may be -1,
             which takes the remaining devices. Several processes always use all devices.
-          compute_dtype: float32 or bfloat16; None: the run's dtype.
+          compute_dtype: float32 or bfloat16; None: the run's dtype. cache_dtype: as for `Generator`.
           kernel: attention kernel, whatever the run was trained with; auto: the best for these devices.
           kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
 
@@ -96,7 +108,8 @@ class Generator:
         checked_config(config, mesh, (prefill_chunk or max_length) // mesh.shape["sp"])
         dtypes = jax.tree.map(lambda share: share.dtype, weight_shares(config, mesh))
         params = restore_params(run, weight_shardings(config, mesh), mesh, dtypes)
-        return cls(config, params, mesh, max_length=max_length, prefill_chunk=prefill_chunk)
+        options = {"prefill_chunk": prefill_chunk, "cache_dtype": cache_dtype}
+        return cls(config, params, mesh, max_length=max_length, **options)  # type: ignore[arg-type]
 
     @property
     def can_fork(self) -> bool:

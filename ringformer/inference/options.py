@@ -38,6 +38,13 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
     )
     parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
     parser.add_argument(
+        "--cache_dtype",
+        choices=("compute", "int8"),
+        default="compute",
+        help="dtype of the cached keys and values; int8 takes half the memory of bfloat16, with a small error; "
+        "default: compute, the compute dtype",
+    )
+    parser.add_argument(
         "--kernel",
         default="auto",
         help="attention kernel: xla, pallas, cudnn or auto; default: auto, the best for these devices, regardless of "
@@ -76,6 +83,7 @@ def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int
         max_length=max_length,
         prefill_chunk=args.prefill_chunk,
         compute_dtype=args.compute_dtype,
+        cache_dtype=args.cache_dtype,
         kernel=args.kernel,
         kernel_check=args.kernel_check == "true",
     )

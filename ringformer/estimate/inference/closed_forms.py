@@ -23,10 +23,11 @@ def weight_bytes(workload: InferenceWorkload) -> int:
 
 def cache_bytes(workload: InferenceWorkload) -> int:
     """Bytes of a device's share of the keys and values: 2 L B S K d elements, split over sp, and over tp up to the
-    number of key heads."""
+    number of key heads; with int8, 2 L B S K scales more."""
     m, (dp, _, tp, _) = workload.model, workload.mesh_shape
     slots = workload.batch_size // dp * workload.sizes.capacity
-    return 2 * m.num_layers * slots * max(1, m.num_kv_heads // tp) * m.head_dim * itemsize(m)
+    entry = m.head_dim + 4 if workload.cache_dtype == "int8" else m.head_dim * itemsize(m)
+    return 2 * m.num_layers * slots * max(1, m.num_kv_heads // tp) * entry
 
 
 def floor_seconds(workload: InferenceWorkload) -> float:
@@ -49,13 +50,13 @@ def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
     layer = m.hidden_size * m.head_dim * 2 * (heads + key_heads) + 3 * m.hidden_size * m.intermediate_size / tp
     new = 2 * m.num_layers * local * key_heads * m.head_dim * item if workload.chunks > 1 else 0
     queries = rows * workload.chunk * heads * (m.head_dim * (item + 8) + 12) if _queries_travel(workload) else 0
-    cached = cache_bytes(workload) / m.num_layers if 0 in workload.windows else 0
+    cached = 2 * rows * workload.sizes.piece * key_heads * m.head_dim * item if 0 in workload.windows else 0
     in_windows = 2 * max(_window_bytes(workload, window) for window in workload.windows)  # gathered, and in order
     return {
         "weights": weight_bytes(workload),
         "cache": cache_bytes(workload),
         "keys and values of the chunk, before they are in the cache": new,
-        "keys and values that a layer reads": max(cached, in_windows) if workload.chunks > 1 else 0,
+        "keys and values that are read at once": max(cached, in_windows) if workload.chunks > 1 else 0,
         "weights of a layer, gathered": 2 * item * layer,
         "activations of a layer": local * m.hidden_size * item * 8,
         "queries of the chunk on their way": queries,
@@ -67,17 +68,27 @@ def prefill_peak(workload: InferenceWorkload) -> float:
     return sum(prefill_memory(workload).values())
 
 
+def prefill_flops(workload: InferenceWorkload) -> tuple[float, float]:
+    """Model FLOPs of a whole context's prefill: of the products with weights, and of attention's pairs."""
+    m, tokens = workload.model, workload.batch_size * workload.seq_len
+    pairs = tokens * visible_keys(m, workload.seq_len) * m.num_heads * m.head_dim * m.num_layers
+    return 2 * tokens * _read_params(m), PAIR_FORWARD * pairs
+
+
+def _read_params(model: DecoderConfig) -> float:
+    """Parameters that every token meets: all but the head's, because only the last token's logits are computed."""
+    return working_params(model) - model.vocab_size * model.hidden_size
+
+
 def prefill_seconds(workload: InferenceWorkload) -> float:
     """Seconds of a whole context's prefill, from FLOPs at the usual shares of the peak and from the bytes that each
     layer moves for a chunk. Only the ring's transfers count as hidden."""
     m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
     share, item = efficiency(target.generation, m.kernel, m.head_dim), itemsize(m)
     rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work
-    weights = working_params(m) - m.vocab_size * m.hidden_size  # only the last token's logits are computed
-    products = 2 * rows * workload.seq_len * weights
-    visible = rows * workload.seq_len * visible_keys(m, workload.seq_len)
-    pairs = PAIR_FORWARD * visible * m.num_heads * m.head_dim * m.num_layers
-    compute = (products / share.products + pairs / share.pairs) / shared / target.chip.flops(m.compute_dtype)
+    weights = _read_params(m)
+    products, pairs = (flops / dp / shared for flops in prefill_flops(workload))
+    compute = (products / share.products + pairs / share.pairs) / target.chip.flops(m.compute_dtype)
     layer = weights / m.num_layers / tp * item * (sp > 1)
     tokens = rows * workload.chunk
     enter_leave = 4 * (tokens // sp) * m.hidden_size * item * (tp - 1) / tp

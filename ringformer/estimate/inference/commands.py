@@ -45,7 +45,8 @@ def estimate_inference(args: argparse.Namespace) -> int:
     target.require_compiler()
     model = preset_config(name, **given(args, MODEL_FLAGS))
     shape = args.mesh_dim or "1,1,1,-1", args.seq_len or 0, args.batch_size or 1
-    workload = InferenceWorkload(model, target, *shape, name=name, prefill_chunk=args.prefill_chunk)
+    options = {"prefill_chunk": args.prefill_chunk} | given(args, ("cache_dtype",))
+    workload = InferenceWorkload(model, target, *shape, name=name, **options)
     reasons: list[str] = []
     open_ = {"mesh": args.mesh_dim is None, "chunk": args.prefill_chunk is None}
     try:

@@ -2,7 +2,13 @@
 
 from ringformer.estimate.closed_forms import StepTime, step_time
 from ringformer.estimate.compiler.collectives import group_json, grouped, inference_purpose
-from ringformer.estimate.inference.closed_forms import cache_bytes, floor_seconds, prefill_memory, weight_bytes
+from ringformer.estimate.inference.closed_forms import (
+    cache_bytes,
+    floor_seconds,
+    prefill_flops,
+    prefill_memory,
+    weight_bytes,
+)
 from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.report import common_json, fields, heading, memory_parts, scheduled_text
@@ -91,7 +97,14 @@ def _prefill_json(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
         "first_chunk_seconds_model": first and first.step,
         "last_chunk_seconds_model": last and last.step,
         "tokens_per_second_model": time and time.tokens_per_second,
+        "mfu_model": time and _mfu(workload, time),
     }
+
+
+def _mfu(workload: InferenceWorkload, time: StepTime) -> float:
+    """Return the share of the devices' peak that the model FLOPs of a prefill take."""
+    peak = workload.target.num_devices * workload.target.chip.flops(workload.model.compute_dtype)
+    return sum(prefill_flops(workload)) / time.step / peak
 
 
 def _decode_json(workload: InferenceWorkload, time: StepTime | None) -> dict:
@@ -109,7 +122,7 @@ def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
     several = f" in {workload.chunks:,} chunks of {workload.chunk:,} tokens" if workload.chunks > 1 else ""
     lines = [
         f"  modelled {figures(time.step)} s for the whole context{several}, including {time.exposed:,.3g} s of "
-        f"exposed communication; {figures(time.tokens_per_second)} tokens per second"
+        f"exposed communication; {figures(time.tokens_per_second)} tokens per second, {_mfu(workload, time):.0%} MFU"
     ]
     if several:
         lines.append(f"    first chunk {figures(first.step)} s, last chunk {figures(last.step)} s (details below)")

@@ -11,6 +11,8 @@ from ringformer.estimate.compiler.program_text import Instruction, Program, kern
 _ELSEWHERE = re.compile(r"S\([1-9]\)")
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
 _SLICES = ("dynamic-slice", "slice", "gather")
+_SAME_MEMORY = "output_to_operand_aliasing={{}: (0, {})}"
+"""Attribute of a fusion inside another whose result is its operand, seen with another layout."""
 _NO_WORK = (
     "parameter",
     "constant",
@@ -66,7 +68,7 @@ def _read(program: Program, computation: str, name: str, size: float) -> float:
                 total += user.bytes
             elif (user.opcode == "dynamic-update-slice" and place == 0) or user.opcode == "tuple":
                 continue  # updated in place, or passed on
-            elif user.opcode in _VIEWS:
+            elif user.opcode in _VIEWS or _SAME_MEMORY in user.text:
                 total += _read(program, computation, user.name, size)
             elif user.opcode == "fusion":
                 inner = user.called[0]

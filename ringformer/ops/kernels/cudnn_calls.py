@@ -14,6 +14,7 @@ are at least 1.
 """
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ def forward(
     """
     B, T, H, d = q.shape
     config = _config(q, k, scale, _mask(causal, lengths), _FORWARD)
-    o, lse, _ = _call(FORWARD, (q, k, v, *(lengths or ())), [(B, H, T, d)], [(B, H, T)], 0, config)
+    o, lse = _call(FORWARD, (q, k, v, *(lengths or ())), [(B, H, T, d)], [(B, H, T)], 0, config)
     return o.swapaxes(1, 2), lse
 
 
@@ -68,7 +69,7 @@ def backward(
     config = _config(q, k, scale, _mask(causal, lengths), _BACKWARD)
     shapes = [(B, H, T, d), (B, K, S, d), (B, K, S, d)]
     operands = (q, k, v, lse, do, o, *(lengths or ()))
-    dq, dk, dv, _ = _call(BACKWARD, operands, shapes, [], _workspace(q, k), config)
+    dq, dk, dv = _call(BACKWARD, operands, shapes, [], _workspace(q, k), config)
     return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
 
 
@@ -80,7 +81,11 @@ def _workspace(q, k) -> int:
 
 
 def _call(target, operands, head_major, float32, workspace, config):
-    """Call cuDNN. Results of shape [B, H, T, d] are in memory as [B, T, H, d]; the last result is the workspace."""
+    """Call cuDNN. Results of shape [B, H, T, d] are in memory as [B, T, H, d].
+
+    The workspace is no result of the compiled program, also where operations are compiled one by one: on a device, XLA
+    changes its size, and would then find a program whose results have other shapes than it promised.
+    """
     q = jax.typeof(operands[0])
 
     def result(shape, dtype):
@@ -98,7 +103,12 @@ def _call(target, operands, head_major, float32, workspace, config):
         custom_call_api_version=2,
         legacy_backend_config=json.dumps(config, separators=(",", ":")),
     )
-    return call(_only_on_gpu.bind(operands[0]), *operands[1:])
+
+    @partial(jax.jit, inline=True)
+    def without_workspace(first, *others):
+        return call(_only_on_gpu.bind(first), *others)[:-1]
+
+    return without_workspace(*operands)
 
 
 # --- the configuration of a call (CudnnfMHABackendConfig) ----------------------------------------------------------

@@ -121,8 +121,8 @@ def test_the_programs_are_those_of_a_session(monkeypatch, mesh_dim, chunk):
     workload = InferenceWorkload(config, find_target("v5e-8"), mesh_dim, length, prefill_chunk=chunk)
     programs = Programs(replace(config, layout=workload.layout), make_mesh(mesh_dim, jax.devices()[:8]))
 
-    def prefill(self, rows, slots, tokens, cached, travels, *_):
-        asked.append((slots, tokens, cached, travels))
+    def prefill(self, rows, slots, tokens, reads, *_):
+        asked.append((slots, tokens, reads))
         return lambda weights, state, chunk: (state,)
 
     monkeypatch.setattr(Programs, "prefill", prefill)
@@ -130,9 +130,9 @@ def test_the_programs_are_those_of_a_session(monkeypatch, mesh_dim, chunk):
     session.append([[1] * length])
     assert len(asked) == workload.chunks
     sizes = workload.sizes
-    for number, (slots, tokens, cached, travels) in enumerate(asked):
+    for number, (slots, tokens, reads) in enumerate(asked):
         assert (slots, tokens) == (sizes.capacity, workload.chunk)
         top = number * workload.chunk // sizes.ranks
-        assert (cached, travels) == sizes.cached(config, workload.chunk, top)
-        assert cached == workload.attended_slots(number)
+        assert reads == sizes.reads(config, workload.chunk, top)
+        assert workload.attended_slots(number) == top and (not reads or reads.slots >= top)
     assert sizes.read(session._slots.top) == sizes.capacity  # what a decode step reads then
