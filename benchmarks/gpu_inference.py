@@ -37,6 +37,8 @@ def token_attention(size: str) -> list[dict]:
     layers = 8 if size == "full" else 2
 
     def steps(q, cache):
+        cache = token_attention.for_tokens(cache, q.shape[2], jax.default_backend())
+
         def one(q, layer):
             caches = [layer_cache(cache, layer, cache.positions.shape[1])]
             return token_attention.attend_token(q, q[:, :, 0], q[:, :, 0], caches, "sp").astype(q.dtype), None
@@ -57,7 +59,7 @@ def token_attention(size: str) -> list[dict]:
             cache = made(dtype == "int8")
             q = jax.random.normal(jax.random.key(2), (1, K, G, 128), jnp.bfloat16)
             byte = sum(x.nbytes for x in jax.tree.leaves(cache[:2]))
-            for form, most in (("sums", G), ("product", 0)):
+            for form, most in (("sums of words", G), ("product", 0)):
                 token_attention.MOST_SUMS = most
                 run = jax.jit(jax.shard_map(steps, mesh=mesh, in_specs=P, out_specs=P))
                 seconds = median_seconds(partial(run, q, cache))

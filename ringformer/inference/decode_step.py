@@ -19,6 +19,7 @@ from ringformer.inference.cache.arrays import Cache, layer_cache
 from ringformer.inference.cache.token_attention import attend_token
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import ALL, REST
+from ringformer.inference.words import product
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.decoder_layers import placements, with_parts
 from ringformer.models.layer_kinds import LayerKind, scan_periods
@@ -84,7 +85,7 @@ def decode_hidden(
             x = x + (y if parts.norms == "before" else norm(y, w["attention_output_norm"]["scale"]))
         with jax.named_scope("feed_forward"):
             h = x if parts.norms == "after" else norm(x, w["feedforward_norm"]["scale"])
-            gate, up = h @ ffn["w_gate"], h @ ffn["w_up"]
+            gate, up = (product(h, ffn[name]).astype(h.dtype) for name in ("w_gate", "w_up"))
             y = _sum(ACTIVATIONS[parts.activation](gate) * up, ffn["w_down"])
             x = x + (y if parts.norms == "before" else norm(y, w["feedforward_output_norm"]["scale"]))
         return x, (k, v)
@@ -105,8 +106,10 @@ def decode_hidden(
 def next_logits(config: DecoderConfig, weights: dict, x: Float[Array, "B D"]) -> Float32[Array, "B V"]:
     """Compute the logits of the next token of each row, on every device, from normed hidden states."""
     tied = config.tie_embeddings
-    head, spec = (weights["embed"], "bD,vD->bv") if tied else (weights["head"], "bD,Dv->bv")
-    share = jnp.einsum(spec, x, head, preferred_element_type=jnp.float32)
+    if tied:
+        share = jnp.einsum("bD,vD->bv", x, weights["embed"], preferred_element_type=jnp.float32)
+    else:
+        share = product(x, weights["head"])
     return lax.all_gather(share, ALL, axis=1, tiled=True, to="invarying")[:, : config.vocab_size]
 
 
@@ -121,8 +124,9 @@ def _embed(share, tokens):
 def _projections(x, shares, sizes):
     """Multiply x by each matrix, and return the columns of the tp rank; one all-gather collects the devices'
     columns."""
-    widths = [w.shape[-1] for w in shares]
-    columns = jnp.concatenate([x @ w for w in shares], axis=-1)
+    products = [product(x, w).astype(x.dtype) for w in shares]
+    widths = [y.shape[-1] for y in products]
+    columns = jnp.concatenate(products, axis=-1)
     gathered = lax.all_gather(columns, REST, axis=1, to="invarying")  # [B, devices, columns]
     parts = jnp.split(gathered, np.cumsum(widths)[:-1], axis=-1)
     return [rearrange(y, "b n c -> b (n c)")[:, :size] for y, size in zip(parts, sizes, strict=True)]
@@ -137,7 +141,7 @@ def _reduced(x, share):
 
 def _sum(x, share):
     """Multiply each device's part of x [B, rows] by its part of a matrix; sum the products over devices in float32."""
-    return lax.psum(jnp.einsum("br,rD->bD", x, share, preferred_element_type=jnp.float32), ALL).astype(x.dtype)
+    return lax.psum(product(x, share), ALL).astype(x.dtype)
 
 
 def sample(

@@ -21,12 +21,14 @@ from ringformer.data import Batch
 from ringformer.inference.cache.arrays import Cache, CacheDtype, Entries, write_tokens
 from ringformer.inference.cache.chunk_attention import Reads, attend_cached, attend_prefix, merged
 from ringformer.inference.cache.slots import Pieces
+from ringformer.inference.cache.token_attention import for_tokens
 from ringformer.inference.cache.window_attention import attend_window, first_of_chunk, last_slots
 from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
 from ringformer.inference.session_arrays import CHUNK, TOKENS, Beginning, Chunk, Scores, State
 from ringformer.inference.weight_shares import weight_shares
+from ringformer.inference.words import matrices_as_words
 from ringformer.models.decoder import Decoder
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.decoder_layers import attention_options
@@ -254,10 +256,14 @@ class Programs:
         alive = lax.dynamic_slice_in_dim(control, 4 + first, B) > 0
         keys = row_keys(seed, first + jnp.arange(B), lengths)
         tokens = sample(logits, keys, numbers[0], top_k, numbers[1], kind)
-        x, k, v = decode_hidden(self.config, weights, cache, tokens, lengths, read, *prefix)
+        c, platform = self.config, self.mesh.devices.flat[0].platform
+        if platform == "gpu" and B == 1:
+            weights = matrices_as_words(weights)
+        readable = for_tokens(cache, c.num_heads // c.num_kv_heads, platform)
+        x, k, v = decode_hidden(c, weights, readable, tokens, lengths, read, *prefix)
         positions, mine = jnp.where(alive, lengths, -1), lax.axis_index("sp") == rank
         cache = write_tokens(cache, k, v, positions[:, None], slot, mine)
-        logits = jnp.where(alive[:, None], next_logits(self.config, weights, x), logits)
+        logits = jnp.where(alive[:, None], next_logits(c, weights, x), logits)
         everyone = lax.all_gather(tokens, "dp", tiled=True, to="invarying")
         return everyone, State(cache, logits, lengths + alive)
 

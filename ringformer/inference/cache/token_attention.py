@@ -10,16 +10,28 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
 
-from ringformer.inference.cache.arrays import LayerCache
+from ringformer.inference.cache.arrays import Cache, Entries, LayerCache
+from ringformer.inference.words import as_words, joined, parts
 
 ATTEND_TOKEN = "attend_token"
 """Name scope of a token's attention, which distinguishes it from the projections in a compiled program."""
 
-MOST_SUMS = 4
-"""Query rows per key head up to which GPUs sum products row by row, reading the cache where it lies. For more rows, a
-matrix product is faster, although XLA copies a layer's slots before it (`results/gpu.json`)."""
+MOST_SUMS = 2
+"""Queries per key head up to which GPUs read the cache where it lies, as words, and sum products query by query. For
+more, a matrix product is faster, although XLA copies a layer's slots before it (`results/gpu.json`)."""
+
+
+def for_tokens(cache: Cache, queries_per_key: int, platform: str) -> Cache:
+    """Return the cache in the form that `attend_token` reads fastest."""
+    if platform != "gpu" or queries_per_key > MOST_SUMS:
+        return cache
+    k, v = (x._replace(values=as_words(x.values)) for x in (cache.k, cache.v))
+    if v.scales is not None:
+        v = cache.v  # the four sums of int8 words would be two kernels, each of which reads all words
+    return cache._replace(k=k, v=v)
 
 
 @partial(jax.named_call, name=ATTEND_TOKEN)
@@ -55,17 +67,13 @@ def attend_token(
 
 def _logits(q: Float[Array, "B K G d"], cache: LayerCache, scale: float) -> Float32[Array, "B K G S"]:
     """Compute the scaled logits, -inf for empty slots."""
-    shared = cache.k.values.shape[0] < q.shape[0]
-
-    def product(q, keys):
-        spec = "bkgd,ksd->bkgs" if shared else "bkgd,bksd->bkgs"
-        return _einsum(spec, q, (keys[0] if shared else keys).astype(q.dtype))
-
-    def sums(q, keys):
-        q, keys = q.astype(jnp.float32), keys.astype(jnp.float32)
-        return jnp.stack([(q[:, :, g, None] * keys).sum(axis=-1) for g in range(q.shape[2])], axis=2)
-
-    s = scale * _by_platform(q, sums, product, shared)(q, cache.k.values)
+    keys = cache.k.values
+    if keys.dtype == jnp.uint32:
+        s = scale * _summed_logits(q.astype(jnp.float32), parts(keys, _narrow(cache.k)))
+    elif keys.shape[0] < q.shape[0]:
+        s = scale * _einsum("bkgd,ksd->bkgs", q, keys[0].astype(q.dtype))
+    else:
+        s = scale * _einsum("bkgd,bksd->bkgs", q, keys.astype(q.dtype))
     if cache.k.scales is not None:
         s *= cache.k.scales[:, :, None]
     return jnp.where(cache.valid[:, None, None], s, -jnp.inf)
@@ -73,25 +81,37 @@ def _logits(q: Float[Array, "B K G d"], cache: LayerCache, scale: float) -> Floa
 
 def _weighted(p: Float32[Array, "B K G S"], cache: LayerCache, dtype) -> Float32[Array, "B K G d"]:
     """Sum the values, weighted by p."""
-    shared = cache.v.values.shape[0] < p.shape[0]
+    values = cache.v.values
     if cache.v.scales is not None:
         p *= cache.v.scales[:, :, None]
-
-    def product(p, values):
-        spec = "bkgs,ksd->bkgd" if shared else "bkgs,bksd->bkgd"
-        return _einsum(spec, p.astype(dtype), (values[0] if shared else values).astype(dtype))
-
-    def sums(p, values):
-        values = values.astype(jnp.float32)
-        return jnp.stack([(p[:, :, g, :, None] * values).sum(axis=-2) for g in range(p.shape[2])], axis=2)
-
-    return _by_platform(p, sums, product, shared)(p, cache.v.values)
+    if cache.k.values.dtype == jnp.uint32:
+        return _summed_values(p, parts(values, _narrow(cache.v)))
+    if values.shape[0] < p.shape[0]:
+        return _einsum("bkgs,ksd->bkgd", p.astype(dtype), values[0].astype(dtype))
+    return _einsum("bkgs,bksd->bkgd", p.astype(dtype), values.astype(dtype))
 
 
-def _by_platform(rows: jax.Array, sums, product, shared: bool):
-    """Choose how to multiply rows [B, K, G, ...] by cached entries: by `sums` on GPUs if there are few."""
-    few = rows.shape[2] <= MOST_SUMS and not shared
-    return partial(lax.platform_dependent, cuda=sums, default=product) if few else product
+def _summed_logits(q: Float32[Array, "B K G d"], keys: list[Float32[Array, "B K S w"]]) -> Float32[Array, "B K G S"]:
+    n = len(keys)
+
+    def of_query(q):
+        return sum((q[:, :, None, i::n] * part for i, part in enumerate(keys)), start=jnp.float32(0)).sum(axis=-1)
+
+    return jnp.stack([of_query(q[:, :, g]) for g in range(q.shape[2])], axis=2)
+
+
+def _summed_values(
+    p: Float32[Array, "B K G S"], values: list[Float32[Array, "B K S w"]]
+) -> Float32[Array, "B K G d"]:
+    def of_query(p):
+        return joined([(p[..., None] * part).sum(axis=-2) for part in values])
+
+    return jnp.stack([of_query(p[:, :, g]) for g in range(p.shape[2])], axis=2)
+
+
+def _narrow(entries: Entries) -> DTypeLike:
+    """Return the dtype of the numbers in words of entries."""
+    return jnp.bfloat16 if entries.scales is None else jnp.int8
 
 
 def _einsum(spec, a, b):
