@@ -98,16 +98,55 @@ class RulerOptions(PromptOptions):
 
 
 @dataclass(kw_only=True)
-class PerplexityOptions(EvaluationOptions):
-    """Loss on the documents of a token store: of the same last tokens with longer and longer contexts, and at the
-    longest context by position, in powers of two. Reports nats per token and bits per byte."""
+class StoreOptions(EvaluationOptions):
+    """Options of an evaluation on the documents of a token store."""
 
+    lengths: str | None
+    """Contexts in tokens, e.g. 4096,8192 or 4K,8K."""
     store: str
     """Token store, or a folder of stores, whose eval/ is preferred."""
     documents: int = 32
     """Number of documents, each at least as long as the longest context."""
+    batch_size: int = 1
+    """Stretches of documents to read at a time, best a multiple of dp."""
+
+
+@dataclass(kw_only=True)
+class PerplexityOptions(StoreOptions):
+    """Loss on the documents of a token store: of the same last tokens with longer and longer contexts, and at the
+    longest context by position, in powers of two. Reports nats per token, bits per byte and perplexity."""
+
     last: int | None = None
     """Number of last tokens to compare; default: half of the shortest context."""
+
+
+@dataclass(kw_only=True)
+class SlidingOptions(StoreOptions):
+    """Perplexity of whole documents with a sliding window, as Position Interpolation, YaRN and LongLoRA report it:
+    windows of each length, of which only the last tokens count."""
+
+    stride: int = 256
+    """Tokens between the beginnings of two windows."""
+    tokens: int | None = None
+    """Tokens of each document to measure, from its first; default: all."""
+
+
+@dataclass(kw_only=True)
+class LongPPLOptions(StoreOptions):
+    """LongPPL: perplexity of the key tokens, those that the long context decides (Fang et al. 2024). Also reports their
+    share, and the perplexity of all tokens."""
+
+    evaluator: str | None = None
+    """Model that finds the key tokens: a run, a converted model or a Hugging Face checkpoint with the same tokenizer;
+    default: the evaluated model."""
+    short: int = 4096
+    """Fewest tokens of a short context."""
+    stride: int = 1024
+    """Tokens that share the beginning of their short context."""
+    alpha: float = 2.0
+    """Nats by which the long context must lower the loss of a key token."""
+    beta: float = -2.0
+    """log p that a key token must exceed with the long context."""
 
 
 @dataclass(kw_only=True)
@@ -150,7 +189,17 @@ def add_ruler(parser: argparse.ArgumentParser) -> Run:
 
 def add_perplexity(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval perplexity`."""
-    return _add(parser, PerplexityOptions, "evaluate_perplexity")
+    return _add(parser, PerplexityOptions, "evaluate_perplexity", "perplexity.evaluate")
+
+
+def add_sliding(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval sliding`."""
+    return _add(parser, SlidingOptions, "evaluate_sliding", "perplexity.evaluate")
+
+
+def add_longppl(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval longppl`."""
+    return _add(parser, LongPPLOptions, "evaluate_longppl", "perplexity.evaluate")
 
 
 def _add(

@@ -1,4 +1,4 @@
-"""The evaluations: their settings, their cases and their outputs."""
+"""The evaluations whose cases are prompts: their settings, their cases and their outputs."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -7,16 +7,15 @@ from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any
 
-from ringformer.data.stores.folder import open_one
-from ringformer.evals import lines, needle, perplexity
+from ringformer.evals import lines, needle
 from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, content_hash
 from ringformer.evals.evaluation_setup import opened, parse_numbers, say, write_outputs
-from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_losses, draw_tasks
+from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_tasks
 from ringformer.evals.ruler import tasks as ruler
 from ringformer.evals.ruler.data import read_data
 from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
-from ringformer.evals.tables import cross_table, lines_table, perplexity_tables
+from ringformer.evals.tables import cross_table, lines_table
 
 
 def evaluate_lines(args: argparse.Namespace) -> None:
@@ -100,29 +99,6 @@ def evaluate_ruler(args: argparse.Namespace) -> None:
 
     table = partial(cross_table, field="task")
     _evaluate(args, "ruler", "tasks of RULER", data.settings, groups, ruler.score, table, draw_tasks)
-
-
-def evaluate_perplexity(args: argparse.Namespace) -> None:
-    """Run `ringformer eval perplexity`."""
-    store = open_one(args.store, ("eval", "train"))
-    with opened(args) as model:
-        if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
-            raise ValueError(
-                f"{store.path} was made with tokenizer {store.meta['tokenizer']}, but the model has {name}"
-            )
-        lengths, longest = model.lengths, max(model.lengths)
-        last = min(lengths) // 2 if args.last is None else args.last
-        perplexity.check(store, lengths, last)
-        settings = {"store": store.meta["fingerprint"], "documents": args.documents, "last": last, "ends_at": longest}
-        with model.cases("perplexity", settings, perplexity.check_row) as file:
-            token_losses = model.load(longest).generator.token_losses
-            perplexity.measure_store(token_losses, store, lengths, args.documents, last, args.batch_size, file, say)
-            store.check.wait(say)
-            bytes_per_token = store.meta["utf8_bytes"] / store.meta["trained_tokens"]
-            rows = list(file.rows.values())
-            losses = perplexity.by_context(rows, bytes_per_token), perplexity.by_position(rows, bytes_per_token)
-            title = f"perplexity: {model.name}, on {store.path}"
-            write_outputs(file, title, perplexity_tables(*losses, last), draw_losses, *losses)
 
 
 def _evaluate(

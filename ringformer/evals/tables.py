@@ -1,11 +1,10 @@
 """Text tables that summarize evaluations."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import nan
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.intervals import bootstrap, wilson
-from ringformer.evals.perplexity import Loss
 
 
 def mean(rows: Sequence[Row]) -> float:
@@ -73,25 +72,3 @@ def cross_table(rows: Sequence[Row], field: str, label: str = "{}") -> str:
         scores = "".join(f"{100 * score:>11.1f}" for score in mean_scores(group, lengths))
         text.append(f"{name:>16}{scores.replace('nan', '  -')}")
     return "\n".join(text)
-
-
-def perplexity_tables(by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], last: int) -> str:
-    """Tabulate losses by context, and losses at the longest context by position."""
-    columns = f"{'tokens':>12} {'nats':>8} {'bits/byte':>10} {'perplexity':>11}"
-    text = [
-        f"the same last {last:,} tokens of each document, by tokens in the context:",
-        f"{'context':>22} {columns}",
-        *_lines(by_context),
-        "",
-        "at the longest context, tokens from each position up to twice that position:",
-        f"{'from position':>22} {columns}",
-        *_lines(by_position),
-    ]
-    return "\n".join(text)
-
-
-def _lines(losses: Mapping[int, Loss]) -> list[str]:
-    return [
-        f"{key:>22,} {loss.tokens:>12,} {loss.nats:>8.4f} {loss.bits_per_byte:>10.4f} {loss.perplexity:>11,.2f}"
-        for key, loss in losses.items()
-    ]

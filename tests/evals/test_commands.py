@@ -245,7 +245,7 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         (["lines"], "no contexts given: set --lengths, --num_lines or --cases"),
         (
             ["lines", "--lengths=8192"],
-            "8,192 tokens are more than the 4,096 that the model was configured for: set --al",
+            "run was configured for: set --allow_longer to see where it breaks",
         ),
         (["lines", "--lengths=1"], "--lengths: a context of 1 tokens is too short"),
         (["lines", "--lengths=x"], "'x' is not a number of tokens like 4096 or 4K"),
@@ -423,10 +423,12 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
         ids = torch.tensor(np.asarray(opened.tokens[end - length : end]).astype(np.int64))
         with torch.no_grad():
             losses = torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")
-        assert row["last_nats"] == pytest.approx(float(losses[-16:].sum()), rel=1e-4) and row["last_tokens"] == 16
-        assert sum(row["bin_nats"]) == pytest.approx(float(losses.sum()), rel=1e-4)
+        sums = row["sums"]
+        assert sums["last"][:2] == [pytest.approx(float(losses[-16:].sum()), rel=1e-4), 16]
+        assert sums["all"][:2] == [pytest.approx(float(losses.sum()), rel=1e-4), length - 1]
+        assert sums["4"][:2] == [pytest.approx(float(losses[3:7].sum()), rel=1e-4), 4]
     assert evaluate("perplexity", folder, *options[:2], "--lengths=256", f"--out={tmp_path}/p") == 2
-    assert "256 tokens are more than the 128 that the model was configured for" in capsys.readouterr().err
+    assert f"256 tokens are more than the 128 that {folder} was configured for" in capsys.readouterr().err
     save_model(
         folder, "llama_3", vocab_size=260, num_hidden_layers=1, max_position_embeddings=128, initializer_range=0.1
     )
@@ -434,12 +436,11 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
     assert "holds cases with other settings: checkpoint is " in capsys.readouterr().err
 
 
-def test_bits_per_byte_are_of_the_bytes_that_are_trained_on(run, tmp_path, monkeypatch, capsys):
-    """Of answers, not of questions: a token of 1 nat each is as many bits as trained tokens, over trained bytes."""
-    answers = ["ab" * 20, "é" * 25]
+def test_bits_per_byte_are_of_the_measured_tokens(run, tmp_path, monkeypatch, capsys):
+    """Neither of questions, nor of the store's mean: of two answers' last 16 tokens one has no text, an end token."""
     chats = [
         {"messages": [{"role": "user", "content": "?" * 30}, {"role": "assistant", "content": answer}]}
-        for answer in answers
+        for answer in ("ab" * 20, "é" * 25)
     ]
     (tmp_path / "chats.json").write_text(json.dumps(chats))
     options = StoreOptions(source=f"json:{tmp_path}/chats.json", format="messages", held_out=0.0)
@@ -448,10 +449,8 @@ def test_bits_per_byte_are_of_the_bytes_that_are_trained_on(run, tmp_path, monke
     monkeypatch.setattr(Opened, "load", lambda self, n: SimpleNamespace(generator=model))
     length = str(np.diff(TokenStore(tmp_path / "chats" / "train").offsets).min())
     assert evaluate("perplexity", run, f"--store={tmp_path}/chats", f"--lengths={length}", "--last=16") == 0
-    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == [length]]
-    trained_bytes = sum(len(answer.encode()) for answer in answers)
-    expected = (trained_bytes + len(answers)) / trained_bytes / np.log(2)  # each answer has an end token
-    assert row[2] == "1.0000" and float(row[3]) == pytest.approx(expected, abs=1e-4)
+    row, *_ = (line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == [length])
+    assert row[1:3] == ["2", "32"] and row[4:] == ["1.0000", f"{32 / 31 / np.log(2):.4f}", "2.718", "2.718-2.718"]
 
 
 def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from ringformer.evals import figures
 from ringformer.evals.intervals import bootstrap
-from ringformer.evals.perplexity import Loss
+from ringformer.evals.perplexity.losses import Loss
 from ringformer.evals.ruler.tasks import TASKS
 
 
@@ -106,9 +106,16 @@ def test_a_name_with_dollars_is_no_formula(drawn_axes, tmp_path):
     assert is_png(tmp_path / "a.png") and drawn_axes[0].get_title(loc="left") == title
 
 
+def loss(nats, interval=None):
+    return Loss(nats, 10, 1.0, 2.0, 2, interval)
+
+
 def test_losses_by_context_and_position(drawn_axes, tmp_path):
-    context = {64: Loss(3.0, 10, 2.0), 128: Loss(2.5, 10, 1.5)}
-    figures.draw_losses(context, {1: Loss(5.0, 1, 2.0), 2: Loss(4.0, 2, 1.0)}, "x", path=tmp_path / "p.png")
+    """With their intervals; a context without a token has no point."""
+    context = {64: loss(3.0, (2.5, 3.25)), 128: loss(2.5), 256: loss(float("nan"))}
+    figures.draw_losses({"context": context, "position": {1: loss(5.0), 2: loss(4.0)}}, "x", path=tmp_path / "p.png")
     left, right = drawn_axes
-    assert is_png(tmp_path / "p.png")
-    assert left.lines[0].get_ydata().tolist() == [3, 2.5] and right.lines[0].get_xdata().tolist() == [1, 2]
+    assert is_png(tmp_path / "p.png") and left.get_xlabel() == "context" and right.get_xlabel() == "position"
+    assert left.lines[0].get_ydata()[:2].tolist() == [3, 2.5] and right.lines[0].get_xdata().tolist() == [1, 2]
+    (bars,) = left.collections
+    assert bars.get_segments()[0][:, 1].tolist() == [2.5, 3.25] and bars.get_segments()[1][:, 1].tolist() == [2.5, 2.5]
