@@ -13,9 +13,10 @@ from ringformer.evals.cases import Case, content_hash
 from ringformer.evals.evaluation_setup import opened, parse_numbers, say, write_outputs
 from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_tasks
 from ringformer.evals.ruler import tasks as ruler
-from ringformer.evals.ruler.data import read_data
+from ringformer.evals.ruler.data import SHIPPED, read_data
 from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
 from ringformer.evals.tables import cross_table, lines_table
+from ringformer.evals.texts.shipped import NAME
 
 
 def evaluate_lines(args: argparse.Namespace) -> None:
@@ -80,8 +81,8 @@ def evaluate_needle(args: argparse.Namespace) -> None:
         "asked": args.asked,
     }
     subject = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
-    title, table = f"{subject} in a haystack ({haystack.name})", partial(cross_table, field="depth", label="{:g}%")
-    _evaluate(args, "needle", title, settings, groups, needle.score, table, draw_heat_map)
+    title = f"{subject} in a haystack ({haystack.name})"
+    _evaluate(args, "needle", title, settings, groups, needle.score, needle.table, draw_heat_map)
 
 
 def evaluate_ruler(args: argparse.Namespace) -> None:
@@ -97,8 +98,9 @@ def evaluate_ruler(args: argparse.Namespace) -> None:
         list(cases(answering, lengths, 1))  # fail at once if a task does not fit some length
         return cases(answering, lengths, args.num_cases)
 
+    title = "tasks of RULER" + (f" (essays: {NAME}, not the original's)" if args.essays == SHIPPED else "")
     table = partial(cross_table, field="task")
-    _evaluate(args, "ruler", "tasks of RULER", data.settings, groups, ruler.score, table, draw_tasks)
+    _evaluate(args, "ruler", title, data.settings, groups, ruler.score, table, draw_tasks)
 
 
 def _evaluate(

@@ -187,7 +187,7 @@ def test_needles_and_what_hides_them(run, answered_by, capsys, tmp_path):
     options = ["--lengths=1K,2K", "--depths=0,100", "--num_cases=1", "--needles=3", "--asked=2"]
     assert evaluate("needle", run, *options) == 0
     out = capsys.readouterr().out
-    assert "2 of 3 needles in a haystack (built-in text, repeated)" in out
+    assert "2 of 3 needles in a haystack (Moby Dick, chapters 1-109)" in out
     assert [line.split() for line in out.splitlines()[2:]] == [
         ["0%", "100.0", "100.0"],
         ["100%", "100.0", "100.0"],
@@ -196,7 +196,7 @@ def test_needles_and_what_hides_them(run, answered_by, capsys, tmp_path):
     assert (run / "evals" / "needle" / "needle.png").is_file()
     (tmp_path / "mine.txt").write_text("One. Two.")
     assert evaluate("needle", run, *options, f"--haystack={tmp_path}/mine.txt") == 2
-    assert "haystack is 'built-in text, repeated', not 'mine.txt'" in capsys.readouterr().err
+    assert "haystack is 'Moby Dick, chapters 1-109', not 'mine.txt'" in capsys.readouterr().err
 
 
 def test_ruler(run, answered_by, capsys):
@@ -223,6 +223,13 @@ def test_ruler_with_essays_has_their_tasks_and_is_not_mixed_with_others(run, ans
     (tmp_path / "essays.txt").write_text("It is another text of six words. So it is, and no more! " * 60)
     assert evaluate("ruler", run, *options) == 2
     assert "holds cases with other settings: essays is " in capsys.readouterr().err
+
+
+def test_ruler_s_needles_may_hide_in_the_shipped_text_which_is_then_named(run, answered_by, capsys):
+    model, _ = answered_by(lambda prompt: prompt)
+    assert evaluate("ruler", run, "--lengths=4K", "--num_cases=1", "--essays=shipped", "--tasks=niah_single_2") == 0
+    assert "tasks of RULER (essays: Moby Dick, chapters 1-109, not the original's)" in capsys.readouterr().out
+    assert "CHAPTER 1. Loomings. Call me Ishmael. Some years ago" in model.batches[0][0]
 
 
 def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tmp_path, answered_by):
