@@ -71,7 +71,7 @@ class NeedleOptions(PromptOptions):
     asked: int = 1
     """Number of needles asked for."""
     haystack: str | None = None
-    """File with a UTF-8 text, repeated if it is too short; default: Moby Dick, chapters 1-109, some 240,000 tokens."""
+    """File with a UTF-8 text, repeated if it is too short; default: Moby Dick, chapters 1-109, 233,000 tokens."""
     num_cases: int = 3
     """Cases of each length and depth."""
 
@@ -128,7 +128,7 @@ class SlidingOptions(StoreOptions):
     stride: int = 256
     """Tokens between the beginnings of two windows."""
     tokens: int | None = None
-    """Tokens of each document to measure, from its first; default: all."""
+    """First tokens of each document to measure, its BOS token included if it has one; default: all."""
 
 
 @dataclass(kw_only=True)

@@ -29,11 +29,11 @@ def windows(documents: Documents, document: int, length: int, stride: int, token
     document.
 
     Args:
-      tokens: number of the document's tokens to measure; None: all.
+      tokens: number of the first tokens to measure, those with which every text begins included; None: all.
     """
     room = length - len(documents.begin)
     end_of_document = int(np.diff(documents.store.offsets[document : document + 2])[0])
-    total = end_of_document if tokens is None else min(tokens, end_of_document)
+    total = end_of_document if tokens is None else min(tokens - len(documents.begin), end_of_document)
     first = 0
     for start in range(0, total, stride):
         end = min(start + room, total)

@@ -16,5 +16,5 @@ SHA256 = "038d7ec8e199ff1931192f2cfcd2db27c5dd5f3a1c06af9f2160dcf25b0d0487"
 
 
 def read_text() -> str:
-    """Read the text: 996,439 characters, some 240,000 tokens."""
+    """Read the text: 996,439 characters, 233,000 tokens of LLaMA 3."""
     return bz2.decompress((resources.files(__package__) / "moby_dick.txt.bz2").read_bytes()).decode("utf-8")

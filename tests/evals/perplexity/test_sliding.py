@@ -13,7 +13,7 @@ def test_every_token_counts_once_with_the_longest_window_that_has_it(length, str
     """A token's context begins at the least multiple of the stride from which a window reaches the token."""
     documents, room = make_documents(begin=begin), length - len(begin)
     for document in (1, 3):
-        total = min(tokens or 10**9, LENGTHS[document])
+        total = min((tokens or 10**9) - len(begin), LENGTHS[document])
         context = {}
         for window in sliding.windows(documents, document, length, stride, tokens):
             assert len(window.tokens) <= length and window.tokens[: len(begin)].tolist() == begin
@@ -29,6 +29,12 @@ def test_every_token_counts_once_with_the_longest_window_that_has_it(length, str
             if token > start or begin:
                 expected[token] = start
         assert context == expected
+
+
+@pytest.mark.parametrize("begin", [[], [BOS]], ids=["", "BOS"])
+def test_as_many_tokens_as_a_window_are_one_window(begin):
+    (window,) = sliding.windows(make_documents(begin=begin), 3, 20, 4, 20)
+    assert len(window.tokens) == 20 and window.counted.sum() == 20 - len(begin)
 
 
 def test_windows_without_a_counted_token_are_not_read():
