@@ -20,7 +20,9 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     workload.check()
     mesh = workload.mesh()
     sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
-    programs = Programs(inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh, workload.cache_dtype)
+    programs = Programs(
+        inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh, workload.cache_dtype
+    )
     if program == LOADING:
         lowered, options = _lower_loading(programs.config, mesh), {}
     elif program == DECODE:
