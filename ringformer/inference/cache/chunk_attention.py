@@ -27,7 +27,7 @@ Seen = tuple[Float32[Array, "B T H d"], Float32[Array, "B H T"]]
 
 
 class Reads(NamedTuple):
-    """How a program reads a cache; static."""
+    """Plan of how a program reads a cache; static."""
 
     slots: int
     """Slots of a rank that may hold tokens, from the first."""

@@ -1,4 +1,4 @@
-"""Which slots of a cache hold which tokens: the host's account of a session's cache."""
+"""Account, on the host, of the slots of a session's cache: which of them hold which tokens."""
 
 from typing import NamedTuple
 
