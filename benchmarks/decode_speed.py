@@ -1,49 +1,62 @@
-"""How fast is decoding with a cache, beside a whole forward pass for each token? The quickstart's model at 4096 tokens.
+"""How fast is decoding, beside `transformers` with its own cache? The quickstart's sizes at 4096 tokens.
 
     python benchmarks/decode_speed.py [--out=results/decode_speed.json]
 
-Measured on simulated CPU devices, the ways in turn, in one process: one device and a ring of eight against the function
-that ringformer had before the cache, on one device. Random weights: speed does not depend on them. Compilation is not
-counted. The medians of the rounds are compared.
+Measured on CPU devices, the ways in turn, in one process: one device and a ring of eight simulated devices against
+`generate` of transformers (torch, with as many threads as cores), all with the same checkpoint. All ways must write the
+same tokens. The prompt is read once per way and round and is not counted, nor is compilation. The medians of the rounds
+are compared.
 """
 
 import argparse
 import datetime
 import json
+import os
 import statistics
+import tempfile
 import time
-from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+import torch
+import transformers
 
 from ringformer.cli.parser import output_argument
+from ringformer.convert import from_hf
 from ringformer.inference.generator import Generator
-from ringformer.models.decoder import Decoder
-from ringformer.parallel.mesh import make_mesh
-from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config_file import load_config, parse
-from ringformer.train.state import make_init
 
 CONTEXT = 4096
 MESHES = {"one device": "1,1,1,1", "ring of eight": "1,1,1,8"}
 
 
-@partial(jax.jit, static_argnums=0)
-def forward_for_each_token(definition, params, tokens, start, end):
-    """Greedy tokens in the places from start to end of `tokens` [1, T]: the whole text is computed again for each."""
-    model: Decoder = nnx.merge(definition, params)
-    return jax.lax.fori_loop(start, end, lambda i, x: x.at[0, i].set(model(x)[0, i - 1].argmax()), tokens)
+def checkpoint(folder: Path) -> Path:
+    """Write a Hugging Face checkpoint of random weights of the quickstart's sizes."""
+    c = parse(load_config("configs/quickstart.py", [])).model
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_layers,
+        num_attention_heads=c.num_heads,
+        num_key_value_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "hf")
+    from_hf(folder / "hf", folder / "ringformer")
+    return folder
 
 
-def cached(config, mesh_dim: str, prompt: list[int], new: int):
-    """`run() -> (tokens, seconds)` of so many tokens after a prompt."""
-    size = int(np.prod([int(x) for x in mesh_dim.split(",")]))
-    mesh = make_mesh(mesh_dim, jax.devices()[:size])
-    params = make_init(config, weight_shardings(config, mesh), mesh, seed=0)()
-    model = Generator(config, params, mesh, max_length=CONTEXT)
+def ours(folder: Path, mesh_dim: str, prompt: list[int], new: int):
+    """Return `run() -> (tokens, seconds)` of so many tokens after a prompt."""
+    model = Generator.load(folder / "ringformer", mesh_dim=mesh_dim, max_length=CONTEXT, compute_dtype="float32")
 
     def run():
         session = model.session(1)
@@ -54,16 +67,22 @@ def cached(config, mesh_dim: str, prompt: list[int], new: int):
     return run
 
 
-def plain(config, prompt: list[int], new: int):
-    """The same, without a cache."""
-    params = make_init(config, weight_shardings(config, one := make_mesh("1,1,1,1", jax.devices()[:1])), one, seed=0)()
-    definition, text = abstract_model(config)[0], np.zeros((1, CONTEXT), np.int32)
-    text[0, : len(prompt)] = prompt
+def theirs(folder: Path, prompt: list[int], new: int):
+    """Return the same of transformers, from the first token, with which the prompt is read, to the last."""
+    model = transformers.LlamaForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32).eval()
+    ids = torch.tensor([prompt])
 
     def run():
-        start, end = time.perf_counter(), len(prompt) + new
-        out = np.asarray(forward_for_each_token(definition, params, jnp.asarray(text), len(prompt), end))
-        return out[0, len(prompt) : end].tolist(), time.perf_counter() - start
+        moments = []
+
+        def note_the_time(_, scores):
+            moments.append(time.perf_counter())
+            return scores
+
+        processors = transformers.LogitsProcessorList([note_the_time])
+        options = {"max_new_tokens": new, "do_sample": False, "logits_processor": processors}
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        return out[0, len(prompt) :].tolist(), (moments[-1] - moments[0]) * new / (new - 1)
 
     return run
 
@@ -73,36 +92,39 @@ def main() -> None:
     parser.add_argument("--out", type=output_argument, default="results/decode_speed.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--new_plain", type=int, default=4)
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
-    config = parse(load_config("configs/quickstart.py", [])).model
-    prompt = np.random.default_rng(0).integers(0, config.vocab_size, CONTEXT - args.new).tolist()
-    ways = {name: (cached(config, mesh_dim, prompt, args.new), args.new) for name, mesh_dim in MESHES.items()}
-    ways["no cache"] = plain(config, prompt, args.new_plain), args.new_plain
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(args.rounds + 1):  # the first compiles
-        written = []
-        for name, (run, new) in ways.items():
-            tokens, seconds = run()
-            written.append(tokens[: args.new_plain])
-            if turn:
-                rates[name].append(new / seconds)
-        if written != [written[0]] * len(written):
-            raise SystemExit(f"the ways write different tokens: {written}")
-        print({name: round(r[-1], 1) for name, r in rates.items() if r}, flush=True)
-    medians = {name: statistics.median(r) for name, r in rates.items()}
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    with tempfile.TemporaryDirectory() as name:
+        folder = checkpoint(Path(name))
+        vocabulary = json.loads((folder / "hf" / "config.json").read_text())["vocab_size"]
+        prompt = np.random.default_rng(0).integers(0, vocabulary, CONTEXT - args.new).tolist()
+        ways = {way: ours(folder, mesh_dim, prompt, args.new) for way, mesh_dim in MESHES.items()}
+        ways["transformers"] = theirs(folder, prompt, args.new)
+        rates: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(args.rounds + 1):  # the first compiles
+            written = []
+            for way, run in ways.items():
+                tokens, seconds = run()
+                written.append(tokens)
+                if turn:
+                    rates[way].append(args.new / seconds)
+            if written != [written[0]] * len(written):
+                raise SystemExit(f"the ways write different tokens: {written}")
+            print({way: round(r[-1], 1) for way, r in rates.items() if r}, flush=True)
+    medians = {way: statistics.median(r) for way, r in rates.items()}
     result = {
-        "what": "measured on simulated CPU devices of one machine: greedy tokens a second behind a prompt, medians",
+        "what": f"measured on one machine with {cores} cores: greedy tokens a second behind a prompt, medians",
         "command": "python benchmarks/decode_speed.py",
         "date": datetime.date.today().isoformat(),
         "model": "configs/quickstart.py",
         "context": CONTEXT,
-        "dtype": config.compute_dtype,
-        "jax": jax.__version__,
-        "tokens_per_second": {name: round(x, 1) for name, x in medians.items()},
-        "times_no_cache": {name: round(medians[name] / medians["no cache"], 1) for name in MESHES},
+        "dtype": "float32",
+        "versions": {package: version(package) for package in ("jax", "torch", "transformers")},
+        "tokens_per_second": {way: round(x, 1) for way, x in medians.items()},
+        "times_transformers": {way: round(medians[way] / medians["transformers"], 2) for way in MESHES},
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))

@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.gpu_inference import INFERENCE, inference, token_attention
+from benchmarks.gpu_inference import INFERENCE, inference, predicted_inference, token_attention
 from ringformer.cli.parser import output_file
 
 ATTENTION = {"full": [(4096, 32, 8), (16384, 32, 8), (65536, 8, 2)], "small": [(256, 4, 2)]}
@@ -49,8 +49,8 @@ the fastest attention."""
 
 
 def parity(size: str) -> list[dict]:
-    """Relative error of o, dq, dk, dv against dense attention in float32, by layout of the heads, dtype and kernel; also
-    of cuDNN's calls outside of `jit`."""
+    """Relative error of o, dq, dk, dv against dense attention in float32, by layout of the heads, dtype and kernel;
+    also of cuDNN's calls outside of `jit`."""
     import jax
     import jax.numpy as jnp
 
@@ -65,7 +65,9 @@ def parity(size: str) -> list[dict]:
         q, k, v, do = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
         ids = jnp.sort(jnp.arange(T) % segments)[None]
         with jax.default_matmul_precision("highest"):
-            dense = jax.jit(partial(_with_gradients, lambda q, k, v, ids=ids: dense_attention(q, k, v, segment_ids=ids)))
+            dense = jax.jit(
+                partial(_with_gradients, lambda q, k, v, ids=ids: dense_attention(q, k, v, segment_ids=ids))
+            )
             expected = dense(q, k, v, do)
             cases = [("float32", "xla", True), ("bfloat16", "xla", True)]
             cases += [("bfloat16", "cudnn", True)] if _on_gpu() else []
@@ -211,19 +213,20 @@ def step(size: str, index: int) -> dict:
     }
 
 
-def predicted(size: str, index: int, target: str) -> dict:
-    """What `ringformer estimate` says of the same configuration, with no device."""
+def predicted(size: str, row: dict, target: str) -> dict:
+    """What `ringformer estimate` says of the configuration of a row, with no device."""
     from ringformer.estimate.compiler.process import compile_apart
     from ringformer.estimate.targets import find_target
     from ringformer.estimate.workload import Workload, estimate_command
     from ringformer.models.families.llama import LlamaConfig, preset
 
-    name, T, settings = STEPS[size][index]
+    configurations = (s for s in STEPS[size] if s[:2] == (row["model"], row["tokens"]) and s[2].items() <= row.items())
+    name, T, settings = next(configurations)
     model = LlamaConfig(**preset(name) | settings)
     workload = Workload(model, find_target(target), "1,1,1,1", T, name=name).with_kernel()[0]
     found = {"peak_bytes_estimate": compile_apart(workload).peak_bytes}
     with suppress(ValueError):  # settings that no flag says
-        found["command"] = estimate_command(workload)
+        found["estimate_command"] = estimate_command(workload)
     return found
 
 
@@ -257,11 +260,13 @@ def _part(name: str, size: str) -> dict:
 
 
 def add_predictions(results: dict, size: str, target: str) -> None:
-    """Add to each measured step what the estimate says of it."""
-    for i, row in enumerate(results["steps"]):
-        row |= predicted(size, i, target)
-        if row.get("peak_bytes_allocator"):
-            row["estimate_over_allocator"] = row["peak_bytes_estimate"] / row["peak_bytes_allocator"]
+    """Add to each measured step and inference what the estimate says of it."""
+    for part, prediction in (("steps", predicted), ("inference", predicted_inference)):
+        for row in results.get(part, ()):
+            if "error" not in row:
+                row |= prediction(size, row, target)
+            if row.get("peak_bytes_allocator"):
+                row["estimate_over_allocator"] = row["peak_bytes_estimate"] / row["peak_bytes_allocator"]
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def token_attention(size: str) -> list[dict]:
 
 
 def inference(size: str, index: int) -> dict:
-    """Seconds and MFU of a prefill in chunks, seconds of a token with that cache beside the bytes' floor, and memory."""
+    """Seconds and MFU of a prefill in chunks, seconds of a token with that cache beside the floor, and memory."""
     import jax
     import numpy as np
 
@@ -124,7 +124,7 @@ def inference(size: str, index: int) -> dict:
         moments.append(time.perf_counter())
     step = statistics.median(np.diff(moments)[1:])
     chip = chip_of(jax.devices()[0].device_kind)
-    target = find_target("1xH200") if chip is None else find_target(f"1x{chip.name.split()[1]}")
+    target = find_target("1xH200" if chip is None else f"1x{chip.name.split()[1]}")
     workload = InferenceWorkload(model.config, target, "1,1,1,1", T, prefill_chunk=chunk, cache_dtype=cache_dtype)
     flops, floor = sum(prefill_flops(workload)), floor_seconds(workload)
     measured = chip is not None
@@ -142,4 +142,25 @@ def inference(size: str, index: int) -> dict:
         "token_over_floor": step / floor if measured else None,
         "peak_bytes_allocator": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
         "first_tokens": tokens[:4],
+    }
+
+
+def predicted_inference(size: str, row: dict, target: str) -> dict:
+    """What `ringformer estimate` says of the inference of a row, with no device."""
+    from ringformer.estimate.compiler.process import compile_apart
+    from ringformer.estimate.inference.report import inference_json
+    from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
+    from ringformer.estimate.targets import find_target
+    from ringformer.models.families.llama import LlamaConfig, preset
+
+    model, options = LlamaConfig(**preset(row["model"])), {"cache_dtype": row["cache_dtype"]}
+    workload = InferenceWorkload(
+        model, find_target(target), "1,1,1,1", row["tokens"], prefill_chunk=row["chunk"], **options
+    ).with_kernel()[0]
+    assert isinstance(workload, InferenceWorkload)
+    estimates = {name: compile_apart(workload, name) for name in (PREFILL, FIRST_CHUNK, DECODE)}
+    return {
+        "peak_bytes_estimate": max(e.peak_bytes for e in estimates.values()),
+        "prefill_seconds_model": inference_json(workload, PREFILL, estimates)["prefill_seconds_model"],
+        "token_seconds_model": inference_json(workload, DECODE, estimates)["decode_seconds_model"],
     }

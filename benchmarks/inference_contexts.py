@@ -11,6 +11,7 @@ import datetime
 import json
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from ringformer.cli.parser import output_argument
@@ -21,6 +22,7 @@ from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, PREFILL,
 from ringformer.estimate.report import origin
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.hardware import GiB
+from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.models.families.llama import LlamaConfig, preset
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -29,19 +31,24 @@ from benchmarks.tables import write_table
 
 MILLION = 2**20
 AT_A_MILLION = {
-    f"llama_7b/{target}/{dtype}": ("llama_7b", target, dtype)
-    for target, dtype in (
-        ("v5e-256", "bfloat16"),
-        ("v4-256", "bfloat16"),
-        ("v4-256", "float32"),
-        ("8xH100", "bfloat16"),
-        ("8xA100-80", "bfloat16"),
+    f"llama_7b/{target}/{dtype}" + f"/{cache}" * (cache == "int8"): ("llama_7b", target, dtype, cache)
+    for target, dtype, cache in (
+        ("v5e-256", "bfloat16", "compute"),
+        ("v5e-256", "bfloat16", "int8"),
+        ("v5p-128", "bfloat16", "compute"),
+        ("v4-256", "bfloat16", "compute"),
+        ("v4-256", "float32", "compute"),
+        ("8xH100", "bfloat16", "compute"),
+        ("8xH100", "bfloat16", "int8"),
+        ("8xA100-80", "bfloat16", "compute"),
     )
 }
 LONGEST = {
-    f"{model}/{target}": (model, target, "bfloat16")
-    for model in ("llama_7b", "llama_13b", "llama3_8b")
-    for target in ("v5e-32", "8xH100", "v4-1024")
+    f"{model}/{target}" + f"/{cache}" * (cache == "int8"): (model, target, "bfloat16", cache)
+    for model, target, cache in (
+        *product(("llama_7b", "llama_13b", "llama3_8b"), ("v5e-32", "8xH100", "v4-1024"), ("compute",)),
+        ("llama_7b", "8xH100", "int8"),
+    )
 }
 SAID = {
     PREFILL: (
@@ -50,6 +57,7 @@ SAID = {
         "tokens_per_second_model",
         "first_chunk_seconds_model",
         "last_chunk_seconds_model",
+        "mfu_model",
     ),
     DECODE: ("decode_seconds_model", "floor_seconds", "exposed_seconds"),
 }
@@ -75,6 +83,7 @@ def entry(found: Accepted, reasons: list[str] | None = None) -> dict:
     (w, estimates), target = found, found.workload.target
     shape = f"--mesh_dim={w.mesh_dim} --seq_len={w.seq_len} --prefill_chunk={w.chunk}"
     flags = f"--model={w.name} --target={target.name} {shape} --kernel=auto --compute_dtype={w.model.compute_dtype}"
+    flags += f" --cache_dtype={w.cache_dtype}"
     said = origin(w.name, target) | {"devices": target.num_devices, "hbm_bytes": target.chip.hbm_bytes}
     programs = {name: inference_json(w, name, estimates) for name in (PREFILL, DECODE) if name in estimates}
     fields = (
@@ -88,6 +97,7 @@ def entry(found: Accepted, reasons: list[str] | None = None) -> dict:
         "loading_peak_bytes",
     )
     said |= {field: programs[PREFILL][field] for field in (*fields, "prefill_chunk", "chunks")}
+    said["cache_dtype"] = w.cache_dtype
     for name, all_ in programs.items():
         said[name] = {field: all_[field] for field in (*SAID[name], *OF_BOTH)}
         said[name]["command"] = f"ringformer estimate --mode={name.split()[0]} {flags} --quick"
@@ -97,28 +107,28 @@ def entry(found: Accepted, reasons: list[str] | None = None) -> dict:
     return said | {"date": datetime.date.today().isoformat()}
 
 
-def at_a_million(model: str, target: str, dtype: str) -> dict:
-    workload = _workload(model, target, dtype, MILLION)
+def at_a_million(model: str, target: str, dtype: str, cache: CacheDtype) -> dict:
+    workload = _workload(model, target, dtype, cache, MILLION)
     return entry(whole(likely(workload, mesh=True, chunk=True), log))
 
 
-def longest_context(model: str, target: str, dtype: str) -> dict:
-    found, reasons = longest(_workload(model, target, dtype, MILLION), mesh=True, chunk=True, log=log)
+def longest_context(model: str, target: str, dtype: str, cache: CacheDtype) -> dict:
+    found, reasons = longest(_workload(model, target, dtype, cache, MILLION), mesh=True, chunk=True, log=log)
     if found is None:
         raise SystemExit(f"{model} on {target}: {reasons}")
     return entry(found, reasons)
 
 
-def _workload(model: str, target: str, dtype: str, seq_len: int) -> InferenceWorkload:
+def _workload(model: str, target: str, dtype: str, cache: CacheDtype, seq_len: int) -> InferenceWorkload:
     config = replace(LlamaConfig(**preset(model)), kernel="auto", compute_dtype=dtype)
-    return InferenceWorkload(config, find_target(target), "1,1,1,-1", seq_len, name=model)
+    return InferenceWorkload(config, find_target(target), "1,1,1,-1", seq_len, name=model, cache_dtype=cache)
 
 
 def tables(results: dict) -> dict[str, str]:
     """The page's tables by the mark before each."""
     head = (
         "| model | target | context | mesh | chunk | weights + cache, GiB per device | peak of prefill, decode, GiB "
-        "| prefill | decode, floor |\n|---|---|---|---|---|---|---|---|---|"
+        "| prefill, MFU | decode, floor |\n|---|---|---|---|---|---|---|---|---|"
     )
     return {kind: "\n".join([head, *map(_row, results[kind].values())]) for kind in MARKS}
 
@@ -126,12 +136,13 @@ def tables(results: dict) -> dict[str, str]:
 def _row(e: dict) -> str:
     prefill, decode = e[PREFILL], e[DECODE]
     model = e["model"] + (", float32" if e["compute_dtype"] == "float32" else "")
+    model += ", int8 cache" if e["cache_dtype"] == "int8" else ""
     chunk = "whole" if e["chunks"] == 1 else f"{e['prefill_chunk']:,}"
     held = f"{e['weight_bytes'] / GiB:.2f} + {e['cache_bytes'] / GiB:.2f}"
     peaks = f"{prefill['peak_bytes'] / GiB:.2f}, {decode['peak_bytes'] / GiB:.2f} of {e['hbm_bytes'] / GiB:.2f}"
     times = (
-        f"{prefill['prefill_seconds_model']:,.0f}\N{NO-BREAK SPACE}s | {decode['decode_seconds_model'] * 1e3:.1f}, "
-        f"{decode['floor_seconds'] * 1e3:.1f}\N{NO-BREAK SPACE}ms"
+        f"{prefill['prefill_seconds_model']:,.0f}\N{NO-BREAK SPACE}s, {prefill['mfu_model']:.0%} | "
+        f"{decode['decode_seconds_model'] * 1e3:.1f}, {decode['floor_seconds'] * 1e3:.1f}\N{NO-BREAK SPACE}ms"
     )
     return f"| {model} | {e['target']} | {e['seq_len']:,} | {e['mesh_dim']} | {chunk} | {held} | {peaks} | {times} |"
 

@@ -102,9 +102,10 @@ class Programs:
             it; 0: there is none.
           scored: also compute the `Scores` [B, P] of the chunk's targets, replicated on every device.
         """
-        shapes = [(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],), (rows, tokens)]
-        state = self.state(rows, slots)
-        chunk = Chunk(*map(self._array, shapes, CHUNK), pieces=self._pieces(reads, slots))
+        token, row = (rows, tokens), (rows,)
+        shapes = Chunk(token, token, token, row, (self.mesh.shape["sp"],), token, self._pieces(reads, slots))
+        arrays = map(self._array, shapes[:-1], CHUNK[:-1])
+        state, chunk = self.state(rows, slots), Chunk(*arrays, shapes.pieces)  # type: ignore[call-arg, arg-type]
         beginning = [Beginning(x, self._pieces(prefix_reads, prefix)) for x in self._prefix(prefix)]
         prefill = partial(self._prefill, reads=reads, prefix_reads=prefix_reads, scored=scored)
         results = _specs(state), *([Scores(TOKENS, TOKENS)] if scored else [])

@@ -20,7 +20,17 @@ from ringformer.inference.program_sizes import ProgramSizes, round_up
 from ringformer.inference.programs import Programs
 from ringformer.inference.rows import Timings, check_room, check_tokens, padded
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session_arrays import CHUNK, Beginning, Chunk, Mark, Scores, State, as_global, as_globals, first_scores
+from ringformer.inference.session_arrays import (
+    CHUNK,
+    Beginning,
+    Chunk,
+    Mark,
+    Scores,
+    State,
+    as_global,
+    as_globals,
+    first_scores,
+)
 from ringformer.models.own_attention import REGISTERED
 from ringformer.ops import layouts
 
@@ -283,7 +293,6 @@ class Session:
         self.timings.prefill_tokens += int(counts.sum())
         natural = np.argsort(order)[: max(map(len, rows))]
         return Scores(*(np.asarray(x)[:, natural] for x in scores[0])) if scored else None
-
 
     def _reads(self, tokens: int, travels: Travels | None = None) -> tuple[Reads | None, Pieces]:
         """Return how a chunk of `tokens` reads this session's cache, and its pieces."""

@@ -1,22 +1,26 @@
-"""What the TPU compiler makes of a decode step: what it moves between devices, keeps, reads and computes.
+"""What compilers make of decode steps and prefills: what they move between devices, keep, read and compute.
 
-Compiled on a CPU host for v5e; nothing here runs on a TPU.
+Compiled on a CPU host for v5e and H100; nothing here runs on them.
 """
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 
 from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.programs import WITHOUT_DEVICES
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.estimate.targets import find_target
+from ringformer.inference.cache.chunk_attention import Reads
 from ringformer.inference.inference_config import inference_config
 from ringformer.inference.programs import Programs
 from ringformer.inference.sampling import Kind
 from ringformer.models.families.llama import LlamaConfig
+from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import make_mesh
-from tests.hlo import executed_collectives, on_tpu
+from tests.hlo import executed_collectives, on_cuda, on_tpu
 
 B, H, K, d, L = 4, 16, 8, 128, 3
 CONFIG = LlamaConfig(
@@ -105,3 +109,51 @@ def work(program: Program) -> tuple[float, float]:
         for instruction in program.computations[name].values()
     )
     return program.flops(program.entry), moved
+
+
+# --- GPUs ---------------------------------------------------------------------------------------------------------
+
+
+GPU_MESH = "1,1,2,4"
+
+
+def on_h100(lower):
+    """A program of one row on eight H100, with a key head for each head, compiled."""
+    mesh = make_mesh(GPU_MESH, list(find_target("8xH100").devices()))
+    config = inference_config(replace(CONFIG, num_kv_heads=H, kernel="auto"), mesh, 1024)[0]
+    options = dict(compiler_options(mesh)) | WITHOUT_DEVICES["gpu"]
+    return lower(Programs(config, mesh)).compile(compiler_options=options)
+
+
+GPU_SLOTS = CONTEXT // 4
+GPU_KEYS = H // 2 * GPU_SLOTS * d * 2
+"""Bytes of the keys of a layer on a device."""
+
+
+@on_cuda
+def test_a_gpu_reads_the_cache_once_where_it_lies():
+    """The bytes of a decode step are those of cache and weights, and 10%; no copy as large as a layer's keys exists."""
+    compiled = on_h100(lambda programs: programs.lower_decode(1, GPU_SLOTS, GPU_SLOTS, Kind()))
+    moved, memory = work(Program.parse(compiled.as_text()))[1], compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < GPU_KEYS / 2
+    weights = memory.argument_size_in_bytes - memory.alias_size_in_bytes
+    assert 2 * L * GPU_KEYS < moved < 1.1 * (2 * L * GPU_KEYS + weights)
+
+
+@on_cuda
+def test_a_gpu_prefills_with_cudnn_and_copies_no_layer():
+    """Whole pieces are calls of cuDNN without a mask, and no array is as large as a layer's keys."""
+    reads = Reads(GPU_SLOTS, GPU_SLOTS // 8, "queries")
+    compiled = on_h100(lambda programs: programs.lower_prefill(1, GPU_SLOTS, 1024, reads))
+    text = compiled.as_text()
+    assert text.count('"mask_type":"NO_MASK"') >= 1 and "__cudnn$fmhaSoftmax" in text
+    made = Program.parse(text).computations.values()
+    largest = max(
+        array.bytes
+        for instructions in made
+        for instruction in instructions.values()
+        if instruction.opcode in ("fusion", "copy", "transpose", "dynamic-slice")
+        for array in instruction.arrays
+        if array.bytes < L * GPU_KEYS  # the cache itself, updated in place
+    )
+    assert largest < GPU_KEYS / 2

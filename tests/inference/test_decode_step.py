@@ -14,8 +14,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from ringformer.inference import programs
-from ringformer.inference.cache.arrays import Entries, LayerCache
-from ringformer.inference.cache.token_attention import attend_token
+from ringformer.inference.cache.arrays import Cache, Entries, LayerCache, as_entries, layer_cache
+from ringformer.inference.cache.token_attention import attend_token, for_tokens
 from ringformer.inference.decode_step import _sum, next_logits
 from ringformer.inference.weight_shares import ALL
 from ringformer.parallel.mesh import make_mesh
@@ -57,6 +57,31 @@ def test_attention_of_a_token(mean, bound):
     p = np.exp(s) * np.concatenate([valid, np.ones((B, 1))], axis=1)[:, None, None]
     expected = np.einsum("bkgs,bksd->bkgd", p / p.sum(axis=-1, keepdims=True), values)
     assert relative_error(found, expected) <= ROOM * bound
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+def test_attention_of_a_token_to_the_cache_as_a_platform_reads_it(platform, int8):
+    """GPUs read words. Two caches, one of which all rows share; exact for the numbers as they are stored."""
+    B, K, G, S, d = 2, 2, 2, 24, 16
+    q, k, v = (jnp.asarray(rounded(normal(i, *shape))) for i, shape in enumerate(((B, K, G, d), (B, K, d), (B, K, d))))
+    caches, keys, values = [], [k[:, :, None]], [v[:, :, None]]
+    for i, rows in ((3, B), (4, 1)):
+        like = Entries(jnp.int8(0), jnp.float32(0)) if int8 else Entries(jnp.bfloat16(0))
+        entries = [as_entries(jnp.asarray(normal(10 * i + j, 1, rows, K, S, d)), like) for j in (0, 1)]
+        cache = for_tokens(Cache(*entries, jnp.zeros((rows, S), jnp.int32)), G, platform)
+        assert (cache.k.values.dtype == jnp.uint32) == (platform == "gpu")
+        caches.append(layer_cache(cache, jnp.int32(0), S))
+        for parts, x in zip((keys, values), entries, strict=True):
+            parts.append(jnp.broadcast_to(x.as_dtype(jnp.float32)[0], (B, K, S, d)))
+    mesh = make_mesh("1,1,1,1", jax.devices()[:1])
+    attend = jax.shard_map(partial(attend_token, ring="sp"), mesh=mesh, in_specs=P(), out_specs=P())
+    keys, values = (np.concatenate([np.asarray(x, np.float64) for x in parts], axis=2) for parts in (keys, values))
+    s = np.einsum("bkgd,bksd->bkgs", np.asarray(q, np.float64), keys) / np.sqrt(d)
+    p = np.exp(s)
+    expected = np.einsum("bkgs,bksd->bkgd", p / p.sum(axis=-1, keepdims=True), values)
+    # Products round the weights to bfloat16; the shared cache is always a product.
+    assert relative_error(jax.jit(attend)(q, k, v, caches), expected) <= 3e-3
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "embed"])

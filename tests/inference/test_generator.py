@@ -97,7 +97,7 @@ def test_bfloat16_is_near():
     model = generator(replace(CONFIG, compute_dtype="bfloat16"), "1,1,2,2")
     session = model.session(1)
     session.append([PROMPT])
-    assert session._state.cache.k.dtype == "bfloat16"
+    assert session._state.cache.k.values.dtype == "bfloat16"
     found = torch.log_softmax(torch.from_numpy(np.array(session.logits, np.float64)), -1).numpy()
     assert np.abs(found - log_probabilities(CONFIG, PROMPT)[-1]).max() < 0.25
 

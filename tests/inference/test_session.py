@@ -98,6 +98,20 @@ def test_a_long_cache_is_read_in_part(monkeypatch):
     assert read == [0, 256] + [256] * 5 + [512] * 3 + [512] * 2
 
 
+@pytest.mark.parametrize("mesh_dim", ["1,1,1,1", "1,2,2,2"])
+def test_an_int8_cache_changes_little(mesh_dim):
+    """Chunks, two turns and decoded tokens: no log-probability is further from float64 than 0.13 (it was 0.111; heads
+    have only eight features)."""
+    made = generator(CONFIG, mesh_dim, prefill_chunk=8, cache_dtype="int8")
+    transcript = Transcript(made.session(2))
+    for turn in (PROMPTS, TURN):
+        transcript.turn(turn, new=5)
+    assert 1e-3 < transcript.error(CONFIG) <= 0.13
+    assert {str(x.dtype) for x in (made.session(2)._state.cache.k.values, made.session(2)._state.cache.v.values)} == {
+        "int8"
+    }
+
+
 def test_rows_end_one_by_one_and_go_on():
     """A row that ended waits, its logits and cache untouched, while the other goes on; then both have another turn."""
     transcript = Transcript(generator(CONFIG, "1,1,1,8").session(2))

@@ -20,7 +20,9 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     workload.check()
     mesh = workload.mesh()
     sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
-    programs = Programs(inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh, workload.cache_dtype)
+    programs = Programs(
+        inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh, workload.cache_dtype
+    )
     if program == LOADING:
         lowered, options = _lower_loading(programs.config, mesh), {}
     elif program == DECODE:
@@ -28,6 +30,7 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     elif program in (PREFILL, FIRST_CHUNK):
         top = 0 if program == FIRST_CHUNK else (workload.chunks - 1) * workload.chunk // sizes.ranks
         reads = sizes.reads(programs.config, workload.chunk, top)
+        reads = reads and reads._replace(slots=top)  # so that the loop over pieces is charged for those that it runs
         lowered = programs.lower_prefill(rows, sizes.capacity, workload.chunk, reads)
     else:
         raise ValueError(f"unknown program {program!r} of inference")

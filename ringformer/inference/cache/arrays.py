@@ -7,7 +7,7 @@ slot can be filled on only one rank.
 Entries are in the compute dtype or in int8. An int8 entry has one scale per token and head, max |x| / 127.
 """
 
-from typing import Any, Literal, NamedTuple, Union
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,7 @@ def write_tokens(
     """Return the device's cache with T tokens of each row written from `slot` on, or unchanged if `mine` is False."""
 
     def write(old, new, axis):
-        start: list[Union[int, jax.Array]] = [0] * old.ndim
+        start: list[int | jax.Array] = [0] * old.ndim
         start[axis] = slot
         if mine is not None:
             new = jnp.where(mine, new, lax.dynamic_slice(old, start, new.shape))

@@ -27,7 +27,7 @@ Seen = tuple[Float32[Array, "B T H d"], Float32[Array, "B H T"]]
 
 
 class Reads(NamedTuple):
-    """How a program reads a cache; static."""
+    """Plan of how a program reads a cache; static."""
 
     slots: int
     """Slots of a rank that may hold tokens, from the first."""
@@ -92,7 +92,7 @@ def attend_cached(
     if reads.holes:
         with jax.named_scope(f"at_most_{reads.pieces}_trips"):
             seen = lax.fori_loop(pieces.counts[0], pieces.counts.sum(), mixed, seen)
-    return seen if axis is not None else _scattered(*seen, ring)
+    return seen if axis is not None else _scattered(seen, ring)
 
 
 def merged(a: Seen, b: Seen) -> Seen:
@@ -104,8 +104,9 @@ def merged(a: Seen, b: Seen) -> Seen:
     return a[0] * x + b[0].astype(jnp.float32) * y, highest + jnp.log(total)
 
 
-def _scattered(o: Float32[Array, "B T H d"], lse: Float32[Array, "B H T"], ring: str) -> Seen:
+def _scattered(seen: Seen, ring: str) -> Seen:
     """Merge the attention of all queries to each rank's keys, and return that of this rank's queries."""
+    o, lse = seen
     highest = lax.pmax(lse, ring)
     weight = jnp.exp(lse - _shift(highest)).swapaxes(1, 2)
     shares = o * weight[..., None], weight

@@ -1,6 +1,6 @@
-"""Which slots of a cache hold which tokens: the host's account of a session's cache."""
+"""Account, on the host, of the slots of a session's cache: which of them hold which tokens."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -9,9 +9,9 @@ from jaxtyping import Bool, Int32
 class Pieces(NamedTuple):
     """Pieces of a cache, equal numbers of slots, that hold tokens; arrays of the host or of the devices."""
 
-    order: Int32[np.ndarray, " N"]
+    order: Any  # int32 [N]
     """Numbers of the pieces: the whole ones first, then the mixed ones, then the empty ones."""
-    counts: Int32[np.ndarray, " 2"]
+    counts: Any  # int32 [2]
     """Number of whole pieces, where every slot holds a token of every row on every rank; number of mixed pieces, where
     only some do."""
 
@@ -53,7 +53,7 @@ class Slots:
         starts = self._taken.copy()
         for rank, start in enumerate(starts):
             self._positions[:, rank, start : start + T] = positions[:, rank]
-        self._taken += _ends((positions >= 0).any(axis=0))
+        self._taken += _ends(np.any(positions >= 0, axis=0))
         return starts
 
     def take(self, positions: Int32[np.ndarray, " B"]) -> tuple[int, int]:
@@ -70,7 +70,7 @@ class Slots:
     def truncate(self, lengths: Int32[np.ndarray, " B"]) -> None:
         """Free the slots of the tokens of each row beyond a length."""
         self._positions[self._positions >= np.asarray(lengths)[:, None, None]] = -1
-        self._taken = np.minimum(self._taken, _ends((self._positions >= 0).any(axis=0)))
+        self._taken = np.minimum(self._taken, _ends(np.any(self._positions >= 0, axis=0)))
 
     def pieces(self, size: int) -> Pieces:
         """Divide the slots of a rank into pieces of `size` slots. A last piece that has fewer is never whole."""

@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
@@ -70,10 +71,8 @@ def _logits(q: Float[Array, "B K G d"], cache: LayerCache, scale: float) -> Floa
     keys = cache.k.values
     if keys.dtype == jnp.uint32:
         s = scale * _summed_logits(q.astype(jnp.float32), parts(keys, _narrow(cache.k)))
-    elif keys.shape[0] < q.shape[0]:
-        s = scale * _einsum("bkgd,ksd->bkgs", q, keys[0].astype(q.dtype))
     else:
-        s = scale * _einsum("bkgd,bksd->bkgs", q, keys.astype(q.dtype))
+        s = scale * _unfolded(_einsum("bkgd,bksd->bkgs", _folded(q, keys), keys.astype(q.dtype)), q)
     if cache.k.scales is not None:
         s *= cache.k.scales[:, :, None]
     return jnp.where(cache.valid[:, None, None], s, -jnp.inf)
@@ -86,9 +85,16 @@ def _weighted(p: Float32[Array, "B K G S"], cache: LayerCache, dtype) -> Float32
         p *= cache.v.scales[:, :, None]
     if cache.k.values.dtype == jnp.uint32:
         return _summed_values(p, parts(values, _narrow(cache.v)))
-    if values.shape[0] < p.shape[0]:
-        return _einsum("bkgs,ksd->bkgd", p.astype(dtype), values[0].astype(dtype))
-    return _einsum("bkgs,bksd->bkgd", p.astype(dtype), values.astype(dtype))
+    return _unfolded(_einsum("bkgs,bksd->bkgd", _folded(p, values).astype(dtype), values.astype(dtype)), p)
+
+
+def _folded(x: Float[Array, "B K G n"], entries: Float[Array, "R K S d"]) -> Float[Array, "R K rows n"]:
+    """Make the rows that share one row of a cache (R = 1) rows of it."""
+    return x if len(entries) == len(x) else rearrange(x, "b k g n -> 1 k (b g) n")
+
+
+def _unfolded(x: Float[Array, "R K rows n"], like: Float[Array, "B K G m"]) -> Float[Array, "B K G n"]:
+    return x if len(x) == len(like) else rearrange(x, "1 k (b g) n -> b k g n", b=len(like))
 
 
 def _summed_logits(q: Float32[Array, "B K G d"], keys: list[Float32[Array, "B K S w"]]) -> Float32[Array, "B K G S"]:
@@ -100,9 +106,7 @@ def _summed_logits(q: Float32[Array, "B K G d"], keys: list[Float32[Array, "B K 
     return jnp.stack([of_query(q[:, :, g]) for g in range(q.shape[2])], axis=2)
 
 
-def _summed_values(
-    p: Float32[Array, "B K G S"], values: list[Float32[Array, "B K S w"]]
-) -> Float32[Array, "B K G d"]:
+def _summed_values(p: Float32[Array, "B K G S"], values: list[Float32[Array, "B K S w"]]) -> Float32[Array, "B K G d"]:
     def of_query(p):
         return joined([(p[..., None] * part).sum(axis=-2) for part in values])
 

@@ -76,3 +76,24 @@ def test_flops_of_cudnn_s_attention():
     assert flops_of("", "%q, %k, %k", "CAUSAL") == all_
     assert flops_of("Backward", "%q, %k, %k, %l, %q, /*index=5*/%q", "NO_MASK") == 5 * all_
     assert flops_of("Backward", "%q, %k, %k, %l, %q, /*index=5*/%q", "CAUSAL") == 2.5 * all_
+
+
+def test_the_bound_of_a_loop_is_in_its_own_name():
+    """Two loops whose trip counts depend on data, one inside the other: the matmul runs at most 3 x 5 times."""
+
+    def run(x, a, b):
+        def inner(_, x):
+            return x @ x
+
+        def outer(_, x):
+            with jax.named_scope("at_most_5_trips"):
+                return jax.lax.fori_loop(0, b, inner, x)
+
+        with jax.named_scope("at_most_3_trips"):
+            return jax.lax.fori_loop(0, a, outer, x)
+
+    lowered = jax.jit(run).lower(
+        *(jax.ShapeDtypeStruct(shape, t) for shape, t in (((64, 64), "f4"), ((), "i4"), ((), "i4")))
+    )
+    program = Program.parse(lowered.compile().as_text())
+    assert program.flops(program.entry) == 3 * 5 * 2 * 64**3

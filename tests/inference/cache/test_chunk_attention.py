@@ -1,7 +1,5 @@
 """A chunk's attention to a sharded cache, piece by piece, against float64."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,10 +53,11 @@ def on_ring(attend, q, cache, layer, reads, pieces):
 
 
 def some_held(rows, seed=0):
-    """Slots of a long text of whole pieces, holes in some rows and ranks, and no token of any row in the last."""
+    """Slots of a long text of whole pieces, then with holes in some rows and ranks, and a token in the last slot."""
     held = np.zeros((rows, RANKS, S), bool)
     held[:, :, :14] = True
     held[:, :, 14:20] = np.random.default_rng(seed).random((rows, RANKS, 6)) < 0.5
+    held[:, :, -1] = True
     return held
 
 
@@ -68,7 +67,7 @@ def test_pieces_of_a_cache(travels, piece):
     """Whole pieces and pieces with holes; pieces that do not divide the slots, and one of all slots."""
     held = some_held(B)
     cache, pieces = cache_of(held), slots_of(held).pieces(piece)
-    assert pieces.counts.tolist() == {4: [3, 2], 5: [2, 2], 22: [0, 1]}[piece]
+    assert pieces.counts.tolist() == {4: [3, 3], 5: [2, 3], 22: [0, 1]}[piece]
     q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
     found = on_ring(attend_cached, q, cache, 1, Reads(S, piece, travels, holes=True), pieces)
     for x, expected in zip(found, dense(q, cache, 1), strict=True):
@@ -123,6 +122,25 @@ def test_int8_entries():
         assert stored.values.dtype == jnp.int8
         largest = np.abs(np.asarray(x)).max(axis=-1, keepdims=True)
         assert (np.abs(np.asarray(stored.as_dtype(jnp.float32)) - x) <= largest / 254 * 1.001).all()
+
+
+@pytest.mark.parametrize(("dtype", "entry", "output"), [("bfloat16", 1.7e-3, 4.3e-3), ("int8", 6.5e-3, 1.5e-2)])
+def test_what_a_cache_dtype_costs(dtype, entry, output):
+    """Relative errors of entries, and of attention to 4,096 of them with logits of a standard deviation of 3, against
+    float64 (docs/inference.md has these numbers)."""
+    k, v, q = normal(0, 4096, 128), normal(1, 4096, 128), 3 * normal(2, 16, 128)
+    like = Entries(jnp.int8(0), jnp.float32(0)) if dtype == "int8" else Entries(jnp.bfloat16(0))
+
+    def stored(x):
+        return np.asarray(as_entries(jnp.asarray(x, jnp.float32), like).as_dtype(jnp.float32), np.float64)
+
+    def attention(k, v):
+        p = np.exp(q.astype(np.float64) @ k.T / np.sqrt(128))
+        return p @ v / p.sum(axis=-1, keepdims=True)
+
+    assert relative_error(stored(k), k) == pytest.approx(entry, rel=0.03)
+    exact = attention(k.astype(np.float64), v.astype(np.float64))
+    assert relative_error(attention(stored(k), stored(v)), exact) == pytest.approx(output, rel=0.03)
 
 
 def test_zero_is_stored_as_zero():
