@@ -1402,6 +1402,7 @@ MUTATIONS = [
         "(guess - 1) // len(haystack.pieces)",
         "guess // len(haystack.pieces)",
         "evals/test_needle.py::test_a_repeated_text_is_called_so",
+    ),
     # The cache in pieces, in int8 and in words.
     Mutation(
         "a piece after the one that is due",
