@@ -152,7 +152,7 @@ def test_other_text_is_bytes_and_lossless(tokenizer):
 
 def test_an_evaluation_s_prompt_is_what_training_saw(folder, tokenizer, tmp_path):
     """Token by token, for the lines of a case that were written as a conversation; answers alone are trained on."""
-    case = lines.Record(lines.Numbers(1, 99), 5, 1024, 0).case(None, 0, 20)
+    (case,) = lines.Record(lines.Numbers(1, 99), 5, 1024, 0).cases(None, 0, 20)
     turns = [{"role": "user", "content": case.prompt}, {"role": "assistant", "content": case.expected[0]}]
     (tmp_path / "one.jsonl").write_text(json.dumps({"messages": turns}))
     options = StoreOptions(source=f"jsonl:{tmp_path}/one.jsonl", format="messages", template="tokenizer", held_out=0.0)
