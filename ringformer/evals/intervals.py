@@ -16,7 +16,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 def bootstrap(totals: Sequence[float], counts: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
     """Return a 95% interval of sum(totals) / sum(counts) by a bootstrap over documents: the 2.5th and 97.5th percentile
-    of this mean over samples of as many documents, drawn with replacement (Efron and Tibshirani 1993, section 13.3).
+    of this mean over samples of as many documents, drawn with replacement (Efron and Tibshirani 1993, chapter 13).
 
     It allows for items of one document that are alike, which intervals for independent items do not. The draws are
     always the same.

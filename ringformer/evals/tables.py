@@ -53,7 +53,7 @@ def lines_table(rows: Sequence[Row]) -> str:
             f"{f'{100 * low:.1f}-{high:.1%}':>13}"
         )
     if "question" in rows[0]:
-        text.append("cases: documents x questions about each; intervals are bootstrapped over documents")
+        text.append("cases: documents x questions about each; intervals are over documents")
     return "\n".join(text)
 
 

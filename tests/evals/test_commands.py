@@ -101,7 +101,7 @@ def test_questions_about_documents(size, run, answered_by, capsys):
     assert 0 < sum(right) < 20 and len(set(right)) > 1
     words = out.splitlines()[2].split()
     assert words[-5:] == ["4", "x", "5", f"{sum(right) / 20:.1%}", f"{100 * low:.1f}-{high:.1%}"]
-    assert "bootstrapped over documents" in out
+    assert "intervals are over documents" in out
     (run / "evals" / "lines" / "cases.jsonl").write_text(
         "".join(line + "\n" for line in (run / "evals" / "lines" / "cases.jsonl").read_text().splitlines()[:8])
     )

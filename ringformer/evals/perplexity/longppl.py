@@ -1,4 +1,4 @@
-"""LongPPL: perplexity of the tokens that a long context decides (Fang et al. 2024, arXiv:2410.23771, section 3)."""
+"""LongPPL: perplexity of the tokens that a long context decides (Fang et al. 2024, arXiv:2410.23771)."""
 
 import math
 from collections.abc import Sequence

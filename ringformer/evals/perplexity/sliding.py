@@ -1,5 +1,5 @@
-"""Perplexity with a sliding window, as Position Interpolation (Chen et al. 2023, section 3.2), YaRN (Peng et al. 2023,
-section 4.3.1) and LongLoRA (Chen et al. 2023) report it, after Press et al. (2021, section 2)."""
+"""Perplexity with a sliding window, as Position Interpolation (Chen et al. 2023, arXiv:2306.15595), YaRN (Peng et al.
+2023, arXiv:2309.00071) and LongLoRA (Chen et al. 2023, arXiv:2309.12307) report it, after Press et al. 2021."""
 
 from collections.abc import Iterator, Sequence
 
