@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import torch
 
+from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.inference.generator import Generator
 from ringformer.inference.session import Session
 from ringformer.inference.session_arrays import as_global
@@ -35,7 +36,14 @@ CONFIG = LlamaConfig(
 
 
 @lru_cache
-def generator(config: LlamaConfig, mesh_dim: str, max_length: int = 64, prefill_chunk: int | None = None) -> Generator:
+def generator(
+    config: LlamaConfig,
+    mesh_dim: str,
+    max_length: int = 64,
+    prefill_chunk: int | None = None,
+    cache_dtype: CacheDtype = "compute",
+    checkpoint: str | None = "of seed 0",
+) -> Generator:
     """Of the weights that the seed 0 draws; one for all tests, and its programs, too."""
     mesh = make_mesh(mesh_dim, jax.devices()[: math.prod(map(int, mesh_dim.split(",")))])
 
@@ -44,7 +52,8 @@ def generator(config: LlamaConfig, mesh_dim: str, max_length: int = 64, prefill_
         return as_global(padded, mesh, w.spec)
 
     params = jax.tree.map(placed, _parameters(config), weight_shardings(config, mesh))
-    return Generator(config, params, mesh, max_length=max_length, prefill_chunk=prefill_chunk)
+    sizes = {"max_length": max_length, "prefill_chunk": prefill_chunk}
+    return Generator(config, params, mesh, **sizes, cache_dtype=cache_dtype, checkpoint=checkpoint)
 
 
 def _parameters(config: LlamaConfig) -> dict:
