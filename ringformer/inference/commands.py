@@ -137,9 +137,12 @@ def _generate(args: argparse.Namespace) -> int:
     if prompt is None:
         return _interactive(ask)
     answer = ask(prompt)
+    speaks = member is None or member.index == 0
     if args.save_session:
         save_text(Path(args.save_session), begin + prompt, answer)
-    if member is None or member.index == 0:
+        if speaks:
+            print(f"saved a session of {tokens:,} tokens in {args.save_session}", file=sys.stderr)
+    if speaks:
         return _print_answer(answer)
     for _ in answer:  # process 0 prints it
         pass

@@ -34,7 +34,7 @@ from ringformer.checkpoints.sharded_arrays import Restored, Saved, checkpoint_ha
 from ringformer.checkpoints.verify import restore_compared, shared_faults
 from ringformer.files.bucket import check_folder_name
 from ringformer.files.hashes import hash_object
-from ringformer.files.manifest import MANIFEST, DamagedFiles
+from ringformer.files.manifest import DamagedFiles, read_manifest
 from ringformer.inference.cache.arrays import Cache, Entries
 from ringformer.inference.cache.slots import Slots
 from ringformer.inference.program_sizes import ProgramSizes
@@ -108,9 +108,9 @@ def read_session(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no session in {folder}: name a folder that a session was saved to")
     with _advising(folder):
-        present = any((folder / name).exists() for name in (TREE, MANIFEST))
-        described = read_about(folder) if present and tree_hashes(folder) is not None else None
-    if described is None or "session" not in described:
+        hashes = tree_hashes(folder) if (folder / TREE).is_file() else read_manifest(folder)
+        described = (read_about(folder) or {}) if TREE in (hashes or {}) else {}
+    if "session" not in described:
         raise ValueError(f"{folder} holds no session: name a folder that a session was saved to")
     return described
 

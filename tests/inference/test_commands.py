@@ -186,7 +186,9 @@ def test_after_a_stop_string_only_the_rest_of_the_conversation_is_read(run, load
     out, err = capsys.readouterr()
     (session,) = loaded[0][0].sessions
     ((first,), (second,)) = session.appended
-    assert out == "b \nd\n\n" and err == f"prompt of {len(first)} tokens; {SPEED}prompt of {len(second)} tokens; {SPEED}"
+    assert (
+        out == "b \nd\n\n" and err == f"prompt of {len(first)} tokens; {SPEED}prompt of {len(second)} tokens; {SPEED}"
+    )
     assert bytes(i for i in session.rows[0] if i < 256).endswith(b"USER: a ASSISTANT: b USER: c ASSISTANT: d")
     assert len(second) < 25 < len(first)
 

@@ -44,8 +44,8 @@ class Slots:
 
     @property
     def positions(self) -> Int32[np.ndarray, "B slots"]:
-        """Position of the token in each slot, rank by rank; -1 for an empty slot."""
-        return self._positions.reshape(len(self._positions), -1)
+        """Copy of the position of the token in each slot, rank by rank; -1 for an empty slot."""
+        return self._positions.reshape(len(self._positions), -1).copy()
 
     @property
     def lengths(self) -> Int32[np.ndarray, " B"]:
