@@ -48,6 +48,7 @@ setup(
     package_dir={"": "."},
     package_data={
         "ringformer": ["py.typed"],
+        "ringformer.evals.texts": ["*.bz2"],
         "ringformer.hardware": ["chips.toml"],
         "ringformer.ops.kernels": ["chunk_tables/*.json"],
     },

@@ -220,7 +220,8 @@ def test_a_wheel_ships_the_configs_and_the_scripts_that_need_no_clone(wheel):
     scripts = {f"ringformer/scripts/{name}" for name in ("gpu_node.sh", "launch_options.sh", "slurm.sh")}
     chunks = {f"ringformer/ops/kernels/chunk_tables/{path.name}" for path in TABLES.glob("*.json")}
     assert len(configs) >= 8 and chunks
-    assert names == modules | configs | scripts | chunks | {"ringformer/py.typed", "ringformer/hardware/chips.toml"}
+    data = {"py.typed", "hardware/chips.toml", "evals/texts/moby_dick.txt.bz2"}
+    assert names == modules | configs | scripts | chunks | {f"ringformer/{name}" for name in data}
 
 
 def test_a_wheel_s_metadata(wheel):

@@ -23,6 +23,8 @@ VERBS = {
     "eval needle": ("evals.commands:add_needle", "needle in a haystack: recall by context and depth"),
     "eval ruler": ("evals.commands:add_ruler", "tasks of RULER that need no outside data, by context"),
     "eval perplexity": ("evals.commands:add_perplexity", "loss on a store, by position and by context"),
+    "eval sliding": ("evals.commands:add_sliding", "perplexity of a store with a sliding window"),
+    "eval longppl": ("evals.commands:add_longppl", "LongPPL: perplexity of the tokens that a long context decides"),
     "eval harness": ("evals.commands:add_harness", "tasks of lm-evaluation-harness"),
     "checkpoint list": ("runs.commands:add_list", "list the checkpoints of a run"),
     "checkpoint inspect": ("runs.commands:add_inspect", "show the contents of a checkpoint"),

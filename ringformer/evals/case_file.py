@@ -61,7 +61,7 @@ class CaseFile:
 
     Args:
       path: the file; its folder is created.
-      evaluation: lines, needle, ruler or perplexity.
+      evaluation: its name.
       settings: settings that determine an outcome, besides the case itself.
       check: function that checks a row read from the file.
 
@@ -97,15 +97,15 @@ class CaseFile:
         if self.rows[row["key"]] != json.loads(json.dumps(row)):
             raise ValueError(f"{self.path}: the case {row['key']} was edited: delete its line to evaluate it again")
 
-    def measure(self, cases: Sequence[Any], batch_size: int, rows_of: Callable[[list[Any]], Iterable[Row]]) -> None:
+    def measure(self, cases: Iterable[Any], batch_size: int, rows_of: Callable[[list[Any]], Iterable[Row]]) -> None:
         """Compute the rows of cases batch by batch, and write each row to disk.
 
         Args:
           rows_of: function from a batch to the row of each of its cases. A short batch is padded with copies of its
             last case, so that all batches have the same shape.
         """
-        for first in range(0, len(cases), batch_size):
-            batch = cases[first : first + batch_size]
+        left = iter(cases)
+        while batch := list(islice(left, batch_size)):
             padded = [*batch, *[batch[-1]] * (batch_size - len(batch))]
             for row in islice(rows_of(padded), len(batch)):
                 append_line(self.path, json.dumps(row))

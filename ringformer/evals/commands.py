@@ -1,4 +1,4 @@
-"""`ringformer eval lines | needle | ruler | perplexity`."""
+"""`ringformer eval lines | needle | ruler | perplexity | harness`."""
 
 import argparse
 from collections.abc import Callable
@@ -53,7 +53,10 @@ class LinesOptions(PromptOptions):
     max_value: int = 50_000
     """The largest number in a line; outputs label any other range as not LongEval's."""
     num_cases: int | None = None
-    """Cases of each length; default: 50, or all of a file."""
+    """Cases of each length, or documents if there are several --questions; default: 50, or all of a file."""
+    questions: int = 1
+    """Questions about each document, which is read once; each asks for another line. Intervals are then bootstrapped
+    over documents."""
 
 
 @dataclass(kw_only=True)
@@ -68,7 +71,7 @@ class NeedleOptions(PromptOptions):
     asked: int = 1
     """Number of needles asked for."""
     haystack: str | None = None
-    """File with a UTF-8 text, repeated if it is too short; default: a neutral built-in text, repeated."""
+    """File with a UTF-8 text, repeated if it is too short; default: Moby Dick, chapters 1-109, 233,000 tokens."""
     num_cases: int = 3
     """Cases of each length and depth."""
 
@@ -82,7 +85,7 @@ class RulerOptions(PromptOptions):
     """Names of the tasks to run, separated by commas; default: all whose data are given."""
     essays: str | None = None
     """For niah_single_2 and _3, niah_multikey_1, niah_multivalue and niah_multiquery: the file of the original's
-    essays, PaulGrahamEssays.json, or a text file."""
+    essays, PaulGrahamEssays.json; a text file; or shipped, the text of `eval needle`, which outputs name."""
     squad: str | None = None
     """For qa_1: the file dev-v2.0.json of SQuAD."""
     hotpotqa: str | None = None
@@ -95,16 +98,55 @@ class RulerOptions(PromptOptions):
 
 
 @dataclass(kw_only=True)
-class PerplexityOptions(EvaluationOptions):
-    """Loss on the documents of a token store: of the same last tokens with longer and longer contexts, and at the
-    longest context by position, in powers of two. Reports nats per token and bits per byte."""
+class StoreOptions(EvaluationOptions):
+    """Options of an evaluation on the documents of a token store."""
 
+    lengths: str | None
+    """Contexts in tokens, e.g. 4096,8192 or 4K,8K."""
     store: str
     """Token store, or a folder of stores, whose eval/ is preferred."""
     documents: int = 32
     """Number of documents, each at least as long as the longest context."""
+    batch_size: int = 1
+    """Stretches of documents to read at a time, best a multiple of dp."""
+
+
+@dataclass(kw_only=True)
+class PerplexityOptions(StoreOptions):
+    """Loss on the documents of a token store: of the same last tokens with longer and longer contexts, and at the
+    longest context by position, in powers of two. Reports nats per token, bits per byte and perplexity."""
+
     last: int | None = None
     """Number of last tokens to compare; default: half of the shortest context."""
+
+
+@dataclass(kw_only=True)
+class SlidingOptions(StoreOptions):
+    """Perplexity of whole documents with a sliding window, as Position Interpolation, YaRN and LongLoRA report it:
+    windows of each length, of which only the last tokens count."""
+
+    stride: int = 256
+    """Tokens between the beginnings of two windows."""
+    tokens: int | None = None
+    """First tokens of each document to measure, its BOS token included if it has one; default: all."""
+
+
+@dataclass(kw_only=True)
+class LongPPLOptions(StoreOptions):
+    """LongPPL: perplexity of the key tokens, those that the long context decides (Fang et al. 2024). Also reports their
+    share, and the perplexity of all tokens."""
+
+    evaluator: str | None = None
+    """Model that finds the key tokens: a run, a converted model or a Hugging Face checkpoint with the same tokenizer;
+    default: the evaluated model."""
+    short: int = 4096
+    """Fewest tokens of a short context."""
+    stride: int = 1024
+    """Tokens that share the beginning of their short context."""
+    alpha: float = 2.0
+    """Nats by which the long context must lower the loss of a key token."""
+    beta: float = -2.0
+    """log p that a key token must exceed with the long context."""
 
 
 @dataclass(kw_only=True)
@@ -147,7 +189,17 @@ def add_ruler(parser: argparse.ArgumentParser) -> Run:
 
 def add_perplexity(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval perplexity`."""
-    return _add(parser, PerplexityOptions, "evaluate_perplexity")
+    return _add(parser, PerplexityOptions, "evaluate_perplexity", "perplexity.evaluate")
+
+
+def add_sliding(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval sliding`."""
+    return _add(parser, SlidingOptions, "evaluate_sliding", "perplexity.evaluate")
+
+
+def add_longppl(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval longppl`."""
+    return _add(parser, LongPPLOptions, "evaluate_longppl", "perplexity.evaluate")
 
 
 def _add(

@@ -1,22 +1,22 @@
-"""The four evaluations: their settings, their cases and their outputs."""
+"""The evaluations whose cases are prompts: their settings, their cases and their outputs."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any
 
-from ringformer.data.stores.folder import open_one
-from ringformer.evals import lines, needle, perplexity
+from ringformer.evals import lines, needle
 from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, content_hash
 from ringformer.evals.evaluation_setup import opened, parse_numbers, say, write_outputs
-from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_losses, draw_tasks
+from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_tasks
 from ringformer.evals.ruler import tasks as ruler
-from ringformer.evals.ruler.data import read_data
+from ringformer.evals.ruler.data import SHIPPED, read_data
 from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
-from ringformer.evals.tables import cross_table, lines_table, perplexity_tables
+from ringformer.evals.tables import cross_table, lines_table
+from ringformer.evals.texts.shipped import NAME
 
 
 def evaluate_lines(args: argparse.Namespace) -> None:
@@ -29,22 +29,36 @@ def evaluate_lines(args: argparse.Namespace) -> None:
         raise ValueError("no contexts given: set --lengths, --num_lines or --cases")
     if args.cases and numbers != lines.Numbers():
         raise ValueError("--min_value and --max_value do not apply to --cases, whose rows have their own numbers")
+    if args.cases and args.questions != 1:
+        raise ValueError("--questions does not apply to --cases, whose rows have one question each")
     official = lines.read_official(args.cases) if args.cases else []
     settings = {"form": numbers.form, "contexts": "--num_lines" if args.num_lines else "--lengths"}
     if args.cases:
         content = Path(args.cases).read_bytes()
         form = f"rows of {Path(args.cases).name}"
         settings = {"form": form, "contexts": "--cases", "cases_hash": content_hash(content)}
+    if args.questions > 1:
+        settings["questions"] = args.questions
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
+        options = {"seed": args.seed, "numbers": numbers, "questions": args.questions}
         count = args.num_cases or lines.CASES
-        if not (args.num_lines or args.cases):
-            return (list(lines.cases_of_length(n, count, args.seed, numbers, answering.tokens)) for n in lengths)
-        cases = [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in sizes]
-        for size in sorted({case.labels["num_lines"] for case in official}):
-            cases.append([case for case in official if case.labels["num_lines"] == size][: args.num_cases])
-        check_fit(chain.from_iterable(cases), answering)
-        return cases
+        if args.cases:
+            cases: list[list[Case]] = []
+            for size in sorted({case.labels["num_lines"] for case in official}):
+                cases.append([case for case in official if case.labels["num_lines"] == size][: args.num_cases])
+            check_fit(chain.from_iterable(cases), answering)
+            return cases
+        if args.num_lines:
+            check_fit(chain.from_iterable(lines.cases_of_lines(n, count, **options) for n in sizes), answering)
+            drawn = (lines.cases_of_lines(n, count, **options) for n in sizes)
+        else:
+            drawn = (lines.cases_of_length(n, count, **options, tokens=answering.tokens) for n in lengths)
+        if args.questions == 1:
+            return map(list, drawn)
+        if not answering.model.generator.can_append:
+            say("the model's attention reads all of its text at once: each question reads its document again")
+        return (list(group) for cases in drawn for _, group in groupby(cases, lambda case: case.index))
 
     title = f"line retrieval ({settings['form']})"
     _evaluate(args, "lines", title, settings, groups, lines.score, lines_table, draw_accuracy)
@@ -67,8 +81,8 @@ def evaluate_needle(args: argparse.Namespace) -> None:
         "asked": args.asked,
     }
     subject = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
-    title, table = f"{subject} in a haystack ({haystack.name})", partial(cross_table, field="depth", label="{:g}%")
-    _evaluate(args, "needle", title, settings, groups, needle.score, table, draw_heat_map)
+    title = f"{subject} in a haystack ({haystack.name})"
+    _evaluate(args, "needle", title, settings, groups, needle.score, needle.table, draw_heat_map)
 
 
 def evaluate_ruler(args: argparse.Namespace) -> None:
@@ -84,31 +98,9 @@ def evaluate_ruler(args: argparse.Namespace) -> None:
         list(cases(answering, lengths, 1))  # fail at once if a task does not fit some length
         return cases(answering, lengths, args.num_cases)
 
+    title = "tasks of RULER" + (f" (essays: {NAME}, not the original's)" if args.essays == SHIPPED else "")
     table = partial(cross_table, field="task")
-    _evaluate(args, "ruler", "tasks of RULER", data.settings, groups, ruler.score, table, draw_tasks)
-
-
-def evaluate_perplexity(args: argparse.Namespace) -> None:
-    """Run `ringformer eval perplexity`."""
-    store = open_one(args.store, ("eval", "train"))
-    with opened(args) as model:
-        if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
-            raise ValueError(
-                f"{store.path} was made with tokenizer {store.meta['tokenizer']}, but the model has {name}"
-            )
-        lengths, longest = model.lengths, max(model.lengths)
-        last = min(lengths) // 2 if args.last is None else args.last
-        perplexity.check(store, lengths, last)
-        settings = {"store": store.meta["fingerprint"], "documents": args.documents, "last": last, "ends_at": longest}
-        with model.cases("perplexity", settings, perplexity.check_row) as file:
-            token_losses = model.load(longest).generator.token_losses
-            perplexity.measure_store(token_losses, store, lengths, args.documents, last, args.batch_size, file, say)
-            store.check.wait(say)
-            bytes_per_token = store.meta["utf8_bytes"] / store.meta["trained_tokens"]
-            rows = list(file.rows.values())
-            losses = perplexity.by_context(rows, bytes_per_token), perplexity.by_position(rows, bytes_per_token)
-            title = f"perplexity: {model.name}, on {store.path}"
-            write_outputs(file, title, perplexity_tables(*losses, last), draw_losses, *losses)
+    _evaluate(args, "ruler", title, data.settings, groups, ruler.score, table, draw_tasks)
 
 
 def _evaluate(

@@ -50,6 +50,7 @@ def _parse_tokens(text: str) -> int:
 class Opened(NamedTuple):
     """Model of an evaluation, before its weights are loaded."""
 
+    run: str
     text: RunText
     folder: Path
     args: argparse.Namespace
@@ -61,7 +62,12 @@ class Opened(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the run and its step, for titles."""
-        return f"{Path(self.args.run).resolve().name}, step {self.identity['step'] or 0}"
+        return f"{Path(self.run).resolve().name}, step {self.identity['step'] or 0}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the model that determine an outcome."""
+        return self.identity | {"compute_dtype": self.args.compute_dtype or model_of(self.folder).compute_dtype}
 
     def load(self, max_length: int) -> TextGenerator:
         """Load the model for prompts and answers of up to `max_length` tokens in total.
@@ -69,8 +75,8 @@ class Opened(NamedTuple):
         Raises ValueError if a checkpoint was written after the model was opened, because that checkpoint may be the one
         that was loaded."""
         generator = load_generator(self.folder, self.args, max_length)
-        if identity(self.args.run) != self.identity:
-            raise ValueError(f"{self.args.run} wrote a checkpoint while it was being read: start again")
+        if identity(self.run) != self.identity:
+            raise ValueError(f"{self.run} wrote a checkpoint while it was being read: start again")
         return TextGenerator(generator, self.text)
 
     @contextmanager
@@ -78,12 +84,11 @@ class Opened(NamedTuple):
         """Open an evaluation's file of cases, in the folder of its outputs, which is locked.
 
         Args:
-          name: lines, needle, ruler or perplexity.
+          name: name of the evaluation.
           settings: settings that determine an outcome, besides those of the model.
           check: function that checks a row read from the file.
         """
-        dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
-        settings = self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": dtype} | settings
+        settings = self.settings | {"tokenizer": self.text.tokenizer.name} | settings
         with out_folder(self.args, name) as folder:
             yield CaseFile(folder / "cases.jsonl", name, settings, check)
 
@@ -101,7 +106,7 @@ def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., No
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[Opened]:
     """Open the model that `--run` names. Raises ValueError for invalid options, before anything is computed."""
-    for name in ("batch_size", "num_cases", "documents"):
+    for name in ("batch_size", "num_cases", "questions", "documents"):
         if (value := getattr(args, name, None)) is not None and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     check_matplotlib()
@@ -109,22 +114,30 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
     register_models(args.config)
     if is_hugging_face(args.run) and not args.out:
         raise ValueError(f"{args.run} is a Hugging Face checkpoint, which is never written to: set --out")
-    with model_folder(args.run, say) as folder:
+    with opened_model(args, args.run) as model:
+        yield model
+
+
+@contextmanager
+def opened_model(args: argparse.Namespace, run: str) -> Iterator[Opened]:
+    """Open the model of a run, of a converted model or of a Hugging Face checkpoint, with the options of the command.
+    Raises ValueError as `opened` does."""
+    with model_folder(run, say) as folder:
         text = RunText(folder, tokenizer=args.tokenizer, template=getattr(args, "template", None))
-        yield Opened(text, folder, args, identity(args.run), _checked_lengths(args, text.context))
+        yield Opened(run, text, folder, args, identity(run), _checked_lengths(args, run, text.context))
 
 
-def _checked_lengths(args: argparse.Namespace, context: int | None) -> list[int]:
+def _checked_lengths(args: argparse.Namespace, run: str, context: int | None) -> list[int]:
     """Return the contexts to evaluate. Raises ValueError for a length below 2 or beyond the context that the model was
     configured for."""
     lengths = parse_lengths(args.lengths) if args.lengths else [context] if context else []
     if not lengths:
-        raise ValueError(f"{args.run} does not name its context: set --lengths")
+        raise ValueError(f"{run} does not name its context: set --lengths")
     if lengths[0] < 2:
         raise ValueError(f"--lengths: a context of {lengths[0]} tokens is too short, it needs at least 2")
     if context is not None and lengths[-1] > context and not args.allow_longer:
         raise ValueError(
-            f"--lengths: {lengths[-1]:,} tokens are more than the {context:,} that the model was configured for: "
+            f"--lengths: {lengths[-1]:,} tokens are more than the {context:,} that {run} was configured for: "
             "set --allow_longer to see where it breaks"
         )
     return lengths

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ringformer.evals.case_file import Row
-from ringformer.evals.perplexity import Loss
-from ringformer.evals.tables import contexts, grouped, mean, mean_scores, mean_tokens, wilson
+from ringformer.evals.perplexity.losses import Loss
+from ringformer.evals.tables import accuracy_interval, contexts, grouped, mean, mean_scores, mean_tokens
 from ringformer.plotting import INK, RULE, drawn, label
 
 COLOR = "#3b75af"
@@ -23,11 +23,10 @@ CURVE: Any = {"linewidth": 2, "markersize": 5, "clip_on": False, "zorder": 3}
 
 @drawn
 def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
-    """Plot the accuracy of line retrieval over prompt tokens, as in the paper's Figure 3, with Wilson's 95%
-    intervals."""
+    """Plot the accuracy of line retrieval over prompt tokens, as in the paper's Figure 3, with 95% intervals."""
     groups = list(contexts(rows).values())
     tokens, accuracy = np.array([mean_tokens(group) for group in groups]), np.array([mean(group) for group in groups])
-    low, high = np.transpose([wilson(mean(group), len(group)) for group in groups])
+    low, high = np.transpose([accuracy_interval(group) for group in groups])
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
     errors = np.maximum((accuracy - low, high - accuracy), 0)
     axes.errorbar(tokens, accuracy, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)
@@ -76,18 +75,22 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
 
 
 @drawn
-def draw_losses(plt, by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], title: str) -> Any:
-    """Plot the loss of the same last tokens over their context, and the loss at the longest context by position."""
-    figure, both = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
-    names = ("tokens in the context (the same last tokens predicted)", "tokens before the predicted token")
-    for axes, losses, name in zip(both, (by_context, by_position), names, strict=True):
+def draw_losses(plt, panels: Mapping[str, Mapping[int, Loss]], title: str) -> Any:
+    """Plot losses over a number of tokens, with their 95% intervals: a panel for each title."""
+    size = max(6.2, 4.3 * len(panels)), 3.6
+    figure, axes_of_all = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+    for axes, (name, losses) in zip(axes_of_all[0], panels.items(), strict=True):
+        nats = [loss.nats for loss in losses.values()]
+        ends = [loss.interval or (loss.nats, loss.nats) for loss in losses.values()]
+        errors = [(mean - low, high - mean) for mean, (low, high) in zip(nats, ends, strict=True)]
         if losses:
-            axes.plot(list(losses), [loss.nats for loss in losses.values()], "o-", color=COLOR, **CURVE)
+            errors = np.maximum(np.transpose(errors), 0)
+            axes.errorbar(list(losses), nats, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)
             _context_axis(axes, list(losses))
         axes.grid(axis="y", color=RULE, linewidth=0.6)
         axes.tick_params(length=0)
         axes.set_xlabel(name, fontsize=9)
-    both[0].set_ylabel("nats per token")
+    axes_of_all[0, 0].set_ylabel("nats per token, 95% interval")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure
 

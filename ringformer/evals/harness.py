@@ -14,12 +14,12 @@ from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
 
 from ringformer.data.chats.conversations import Message
 from ringformer.data.tokenizers.base import Segment
 from ringformer.evals.evaluation_setup import opened, out_folder, say
+from ringformer.evals.harness_tasks import read_tasks
 from ringformer.files.atomic import write_whole
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session_arrays import Scores
@@ -210,26 +210,17 @@ def _sums(members: Sequence[int], scores: Sequence[Scores]) -> dict[int, tuple[f
 def evaluate_harness(args: argparse.Namespace) -> None:
     """Run `ringformer eval harness`: print the harness's table, and write its results."""
     names = [name.strip() for name in args.tasks.split(",")]
-    for all_tasks in (False, True) if args.include_path else (True,):  # to read all takes seconds
-        manager = TaskManager(include_path=args.include_path, include_defaults=all_tasks)
-        if not (unknown := [name for name in names if not manager.match_tasks([name])]):
-            break
-    if unknown:
-        raise ValueError(f"the harness has no task {unknown[0]!r}; `lm_eval ls tasks` lists those there are")
     with opened(args) as model, out_folder(args, "harness") as folder:
-        text = model.load(model.lengths[-1] + 1)
-        try:
-            results = simple_evaluate(
-                HarnessModel(text, args.batch_size),
-                tasks=names,
-                num_fewshot=args.num_fewshot,
-                limit=args.limit,
-                apply_chat_template=args.chat,
-                task_manager=manager,
-                bootstrap_iters=1000,
-            )
-        except (ConnectionError, FileNotFoundError) as error:
-            raise ValueError(f"the data of a task cannot be read: {str(error).splitlines()[0]}") from None
+        manager, tasks = read_tasks(names, args.include_path, model.text.tokenizer, model.lengths)
+        results = simple_evaluate(
+            HarnessModel(model.load(model.lengths[-1] + 1), args.batch_size),
+            tasks=tasks,
+            num_fewshot=args.num_fewshot,
+            limit=args.limit,
+            apply_chat_template=args.chat,
+            task_manager=manager,
+            bootstrap_iters=1000,
+        )
         assert results is not None
         print(make_table(results))
         kept = {

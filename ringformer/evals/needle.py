@@ -8,7 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
+from ringformer.evals.tables import cross_table
+from ringformer.evals.texts import shipped
 from ringformer.evals.words import CITIES
 
 NEEDLE = "\nThe special magic {city} number is: {number}\n"
@@ -17,23 +20,6 @@ ONE = "What is the special magic {city} number?"
 MANY = "What are the special magic numbers of {cities}?"
 ANSWER = "\nAnswer:"
 MAX_NEW_TOKENS_A_NEEDLE = 32
-
-BUILT_IN = """\
-The road to the mill follows the river for a mile and then turns away from it. Most of the people who walk there in
-the morning carry bread to the houses on the other side. In spring the meadows are under water, and the miller takes
-his boat instead. Nobody has counted the trees along the bank. They are willows for the most part, planted by
-somebody whose name is forgotten. Where the road rises a bench looks over the fields. A traveller may rest there and
-watch the carts go by. The stones of the bridge were cut in a quarry behind the hill. It took several summers to
-bring them down. On market days the bridge is crowded, and the baker closes his shop an hour later. When it rains
-the children play under the arches. The oldest of them knows where the herons nest. In the evening a lamp is lit at
-each end of the bridge. The light can be seen from the windows of the school. Beyond the village the land is flat
-and the sky seems larger. Farmers there grow barley and beans. They keep a few sheep, and geese that are louder than
-any dog. The wind comes from the west on most days. It smells of grass in June and of smoke in October. A path leads
-through the fields to the station. The trains are slow and seldom full. Those who wait for them talk about the
-weather. In winter the stove in the waiting room is the warmest place for miles. The clock above its door has been
-late for as long as anyone remembers. It bothers no one, since the trains are late as well.
-"""
-"""Default haystack, repeated where it is too short."""
 
 
 class Haystack(NamedTuple):
@@ -46,21 +32,26 @@ class Haystack(NamedTuple):
 
     @classmethod
     def load(cls, path: str | Path | None) -> "Haystack":
-        """Load a UTF-8 text, or the built-in one. Raises ValueError if the text is not UTF-8, or has no full stop after
-        which a needle could be placed."""
+        """Load a UTF-8 text, or the one that ringformer ships. Raises ValueError if the text is not UTF-8, or has no
+        full stop after which a needle could be placed."""
         try:
-            text = BUILT_IN if path is None else Path(path).read_text(encoding="utf-8")
+            text = shipped.read_text() if path is None else Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"--haystack={path} is not UTF-8: name a text file") from None
         if not full_stops(text):
             raise ValueError(f"--haystack={path} has no full stop: name a text of sentences")
         pieces = re.findall(r"\S+\s*", text if text[-1:].isspace() else text + "\n")
-        return cls("built-in text, repeated" if path is None else Path(path).name, tuple(pieces))
+        return cls(shipped.NAME if path is None else Path(path).name, tuple(pieces))
 
     def text(self, count: int) -> str:
         """Return `count` words of the endlessly repeated text."""
         whole, rest = divmod(count, len(self.pieces))
         return "".join(self.pieces) * whole + "".join(self.pieces[:rest])
+
+    @property
+    def numbers(self) -> set[int]:
+        """Numbers of seven digits in the text."""
+        return {int(number) for number in re.findall(r"\d{7}", "".join(self.pieces))}
 
 
 class Needles(NamedTuple):
@@ -115,13 +106,14 @@ def cases_of_length(
     """Yield `count` cases for each depth. A depth, in percent, is that of the first needle asked for; other needles are
     placed at random.
 
-    The text is as long as possible while prompt and answer fit in `length` tokens.
+    The text is as long as possible while prompt and answer fit in `length` tokens; the label `repeats` says how often
+    it begins again.
     """
     new_tokens = MAX_NEW_TOKENS_A_NEEDLE * needles.asked
-    limit, guess = room_for_prompt(length, new_tokens), None
+    limit, guess, taken = room_for_prompt(length, new_tokens), None, haystack.numbers
     for depth, index in product(depths, range(count)):
         rng = seeded("needle", seed, length, depth, index)
-        hidden = _draw(rng, needles.hidden, depth, haystack)
+        hidden = _draw(rng, needles.hidden, depth, taken)
         asked = [city for city, _, _ in hidden[: needles.asked]]
         rng.shuffle(asked)
 
@@ -134,17 +126,17 @@ def cases_of_length(
         guess = largest_that_fits(prompt_tokens, limit, 1, guess)
         numbers = {city: str(number) for city, number, _ in hidden}
         labels = {"depth": depth, "needles": needles.hidden, "asked": needles.asked}
+        labels["repeats"] = (guess - 1) // len(haystack.pieces)
         yield Case(length, index, prompt_of(guess), tuple(numbers[city] for city in asked), new_tokens, labels)
 
 
-def _draw(rng: random.Random, count: int, depth: float, haystack: Haystack) -> list[tuple[str, int, float]]:
-    """Draw needles with distinct cities and distinct seven-digit numbers that do not occur in the haystack."""
-    taken = {int(number) for piece in haystack.pieces for number in re.findall(r"\d{7}", piece)}
-    needles = []
+def _draw(rng: random.Random, count: int, depth: float, taken: set[int]) -> list[tuple[str, int, float]]:
+    """Draw needles with distinct cities and distinct seven-digit numbers that are not `taken`."""
+    needles: list[tuple[str, int, float]] = []
     for i, city in enumerate(rng.sample(CITIES, count)):
         while (number := rng.randrange(10**6, 10**7)) in taken:
             pass
-        taken.add(number)
+        taken = taken | {number}
         needles.append((city, number, depth if i == 0 else 100 * rng.random()))
     return needles
 
@@ -152,3 +144,10 @@ def _draw(rng: random.Random, count: int, depth: float, haystack: Haystack) -> l
 def score(case: Case, answer: str) -> float:
     """Share of the expected numbers that occur in the answer."""
     return sum(number in answer for number in case.expected) / len(case.expected)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Tabulate the mean scores by depth and context, and name the contexts for which the text is repeated."""
+    repeated = sorted({row["length"] for row in rows if row["repeats"]})
+    note = f"\nthe text is repeated in contexts of {', '.join(f'{length:,}' for length in repeated)} tokens"
+    return cross_table(rows, "depth", "{:g}%") + (note if repeated else "")

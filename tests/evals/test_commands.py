@@ -17,10 +17,14 @@ from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.evals import lines, model_folder
 from ringformer.evals.evaluation_setup import Opened, parse_lengths
+from ringformer.evals.intervals import bootstrap
 from ringformer.inference.generator import Generator
+from ringformer.inference.session import Session
+from ringformer.inference.text.text_generator import TextGenerator
 from tests.convert.models import load, save_model
 from tests.data.chat_samples import UNMARKED_JINJA, llama3
 from tests.evals.models import Scripted, knows_lines
+from tests.inference import runs
 from tests.inference.runs import converted_folder
 from tests.train.runs import MODEL
 
@@ -82,6 +86,51 @@ def test_lines_by_context(run, answered_by, capsys):
     assert evaluate("lines", run, "--lengths=1K", "--num_cases=3") == 0 and len(rows_of(folder)) == 9
 
 
+@pytest.mark.parametrize("size", ["--lengths=2K", "--num_lines=20"])
+def test_questions_about_documents(size, run, answered_by, capsys):
+    """All questions about a document are asked together, and the interval is one over documents."""
+    model, _ = answered_by(lambda prompt: knows_lines(prompt, 900))
+    options = [size, "--num_cases=4", "--questions=5", "--batch_size=2"]
+    assert evaluate("lines", run, *options) == 0
+    out, err = capsys.readouterr()
+    assert [len(batch) for batch in model.batches] == [5] * 4 and "document 3: 5 cases, 5 of them new" in err
+    assert all(len({prompt[: prompt.index("Now the record is")] for prompt in batch}) == 1 for batch in model.batches)
+    rows = rows_of(run / "evals" / "lines")
+    right = [sum(row["score"] for row in rows if row["index"] == i) for i in range(4)]
+    low, high = bootstrap(right, [5] * 4)
+    assert 0 < sum(right) < 20 and len(set(right)) > 1
+    words = out.splitlines()[2].split()
+    assert words[-5:] == ["4", "x", "5", f"{sum(right) / 20:.1%}", f"{100 * low:.1f}-{high:.1%}"]
+    assert "bootstrapped over documents" in out
+    (run / "evals" / "lines" / "cases.jsonl").write_text(
+        "".join(line + "\n" for line in (run / "evals" / "lines" / "cases.jsonl").read_text().splitlines()[:8])
+    )
+    assert evaluate("lines", run, *options) == 0 and capsys.readouterr().out == out
+    assert [len(batch) for batch in model.batches[4:]] == [3, 5, 5], "a killed evaluation goes on in a document"
+    assert evaluate("lines", run, *options, "--questions=4") == 2
+    assert "questions is 5, not 4" in capsys.readouterr().err
+
+
+def test_a_document_is_read_once_and_each_question_answered_as_alone(tmp_path, monkeypatch):
+    """By a model with weights; one question at a time, and three."""
+    folder, appended, append = runs.model_folder(tmp_path / "model", 1024), [], Session._append
+
+    def noted(self, rows, scored=False):
+        appended.append([len(row) for row in rows])
+        return append(self, rows, scored)
+
+    options = ["--lengths=1K", "--num_cases=1", "--questions=4", "--compute_dtype=float32"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_append", noted)
+        assert evaluate("lines", folder, *options, "--batch_size=3", f"--out={tmp_path}/o") == 0
+    document, first, last = appended
+    assert len(document) == 1 and document[0] > 800 and len(first) == len(last) == 3 and max(first + last) < 60
+    alone = TextGenerator.load(folder, max_length=1024, compute_dtype="float32")
+    cases = lines.cases_of_length(1024, 1, 0, lines.Numbers(), lambda prompt: len(alone.encode(prompt)), 4)
+    answers = [alone.complete([case.prompt], max_new_tokens=100)[0] for case in cases]
+    assert [row["answer"] for row in rows_of(tmp_path / "o")] == answers and len(set(answers)) > 1
+
+
 def test_another_range_of_numbers_is_called_so_everywhere(run, answered_by, capsys, tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr("ringformer.evals.evaluate.draw_accuracy", lambda rows, title, path: titles.append(title))
@@ -138,7 +187,7 @@ def test_needles_and_what_hides_them(run, answered_by, capsys, tmp_path):
     options = ["--lengths=1K,2K", "--depths=0,100", "--num_cases=1", "--needles=3", "--asked=2"]
     assert evaluate("needle", run, *options) == 0
     out = capsys.readouterr().out
-    assert "2 of 3 needles in a haystack (built-in text, repeated)" in out
+    assert "2 of 3 needles in a haystack (Moby Dick, chapters 1-109)" in out
     assert [line.split() for line in out.splitlines()[2:]] == [
         ["0%", "100.0", "100.0"],
         ["100%", "100.0", "100.0"],
@@ -147,7 +196,7 @@ def test_needles_and_what_hides_them(run, answered_by, capsys, tmp_path):
     assert (run / "evals" / "needle" / "needle.png").is_file()
     (tmp_path / "mine.txt").write_text("One. Two.")
     assert evaluate("needle", run, *options, f"--haystack={tmp_path}/mine.txt") == 2
-    assert "haystack is 'built-in text, repeated', not 'mine.txt'" in capsys.readouterr().err
+    assert "haystack is 'Moby Dick, chapters 1-109', not 'mine.txt'" in capsys.readouterr().err
 
 
 def test_ruler(run, answered_by, capsys):
@@ -176,6 +225,13 @@ def test_ruler_with_essays_has_their_tasks_and_is_not_mixed_with_others(run, ans
     assert "holds cases with other settings: essays is " in capsys.readouterr().err
 
 
+def test_ruler_s_needles_may_hide_in_the_shipped_text_which_is_then_named(run, answered_by, capsys):
+    model, _ = answered_by(lambda prompt: prompt)
+    assert evaluate("ruler", run, "--lengths=4K", "--num_cases=1", "--essays=shipped", "--tasks=niah_single_2") == 0
+    assert "tasks of RULER (essays: Moby Dick, chapters 1-109, not the original's)" in capsys.readouterr().out
+    assert "CHAPTER 1. Loomings. Call me Ishmael. Some years ago" in model.batches[0][0]
+
+
 def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tmp_path, answered_by):
     """The question ends in the user's turn; without a template its text goes on with the beginning of the answer."""
     run = converted_folder(tmp_path / "model", llama3(tmp_path / "t"))
@@ -196,7 +252,7 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         (["lines"], "no contexts given: set --lengths, --num_lines or --cases"),
         (
             ["lines", "--lengths=8192"],
-            "8,192 tokens are more than the 4,096 that the model was configured for: set --al",
+            "run was configured for: set --allow_longer to see where it breaks",
         ),
         (["lines", "--lengths=1"], "--lengths: a context of 1 tokens is too short"),
         (["lines", "--lengths=x"], "'x' is not a number of tokens like 4096 or 4K"),
@@ -211,6 +267,9 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         (["lines", "--num_lines=3", "--out=README.md"], "--out=README.md: the path, or part of it, is a file"),
         (["lines", "--num_lines=3", "--out=README.md/x/y"], "the path, or part of it, is a file"),
         (["lines", "--num_lines=3", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
+        (["lines", "--num_lines=3", "--questions=4"], "--questions=4: a document has only 3 lines to ask for"),
+        (["lines", "--num_lines=3", "--questions=0"], "--questions=0 must be at least 1"),
+        (["lines", "--cases=x", "--questions=2"], "--questions does not apply to --cases, whose rows have one"),
         (["lines", "--num_lines=0"], "--num_lines=0 must be at least 1"),
         (["lines", "--num_lines=a"], "'a' is not a whole number"),
         (["lines", "--lengths=2K", "--num_cases=0"], "--num_cases=0 must be at least 1"),
@@ -371,10 +430,12 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
         ids = torch.tensor(np.asarray(opened.tokens[end - length : end]).astype(np.int64))
         with torch.no_grad():
             losses = torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")
-        assert row["last_nats"] == pytest.approx(float(losses[-16:].sum()), rel=1e-4) and row["last_tokens"] == 16
-        assert sum(row["bin_nats"]) == pytest.approx(float(losses.sum()), rel=1e-4)
+        sums = row["sums"]
+        assert sums["last"][:2] == [pytest.approx(float(losses[-16:].sum()), rel=1e-4), 16]
+        assert sums["all"][:2] == [pytest.approx(float(losses.sum()), rel=1e-4), length - 1]
+        assert sums["4"][:2] == [pytest.approx(float(losses[3:7].sum()), rel=1e-4), 4]
     assert evaluate("perplexity", folder, *options[:2], "--lengths=256", f"--out={tmp_path}/p") == 2
-    assert "256 tokens are more than the 128 that the model was configured for" in capsys.readouterr().err
+    assert f"256 tokens are more than the 128 that {folder} was configured for" in capsys.readouterr().err
     save_model(
         folder, "llama_3", vocab_size=260, num_hidden_layers=1, max_position_embeddings=128, initializer_range=0.1
     )
@@ -382,12 +443,11 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
     assert "holds cases with other settings: checkpoint is " in capsys.readouterr().err
 
 
-def test_bits_per_byte_are_of_the_bytes_that_are_trained_on(run, tmp_path, monkeypatch, capsys):
-    """Of answers, not of questions: a token of 1 nat each is as many bits as trained tokens, over trained bytes."""
-    answers = ["ab" * 20, "é" * 25]
+def test_bits_per_byte_are_of_the_measured_tokens(run, tmp_path, monkeypatch, capsys):
+    """Neither of questions, nor of the store's mean: of two answers' last 16 tokens one has no text, an end token."""
     chats = [
         {"messages": [{"role": "user", "content": "?" * 30}, {"role": "assistant", "content": answer}]}
-        for answer in answers
+        for answer in ("ab" * 20, "é" * 25)
     ]
     (tmp_path / "chats.json").write_text(json.dumps(chats))
     options = StoreOptions(source=f"json:{tmp_path}/chats.json", format="messages", held_out=0.0)
@@ -396,10 +456,8 @@ def test_bits_per_byte_are_of_the_bytes_that_are_trained_on(run, tmp_path, monke
     monkeypatch.setattr(Opened, "load", lambda self, n: SimpleNamespace(generator=model))
     length = str(np.diff(TokenStore(tmp_path / "chats" / "train").offsets).min())
     assert evaluate("perplexity", run, f"--store={tmp_path}/chats", f"--lengths={length}", "--last=16") == 0
-    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == [length]]
-    trained_bytes = sum(len(answer.encode()) for answer in answers)
-    expected = (trained_bytes + len(answers)) / trained_bytes / np.log(2)  # each answer has an end token
-    assert row[2] == "1.0000" and float(row[3]) == pytest.approx(expected, abs=1e-4)
+    row, *_ = (line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == [length])
+    assert row[1:3] == ["2", "32"] and row[4:] == ["1.0000", f"{32 / 31 / np.log(2):.4f}", "2.718", "2.718-2.718"]
 
 
 def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys):

@@ -1,10 +1,13 @@
 """The pictures of evaluations: read from the axes, and written as PNG."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 
 from ringformer.evals import figures
-from ringformer.evals.perplexity import Loss
+from ringformer.evals.intervals import bootstrap
+from ringformer.evals.perplexity.losses import Loss
 from ringformer.evals.ruler.tasks import TASKS
 
 
@@ -24,8 +27,12 @@ def drawn_axes(monkeypatch):
     return seen
 
 
+NUMBERS = count()
+
+
 def row(length, score, **more):
-    return {"length": length, "prompt_tokens": (length or 500) - 100, "score": score, "num_lines": 20, **more}
+    tokens = (length or 500) - 100
+    return {"length": length, "index": next(NUMBERS), "prompt_tokens": tokens, "score": score, "num_lines": 20, **more}
 
 
 def is_png(path):
@@ -48,6 +55,17 @@ def test_accuracy_over_context(drawn_axes, tmp_path):
         1024 / 1.25,
         5120,
     )
+
+
+def test_intervals_of_questions_about_documents_are_drawn(drawn_axes, tmp_path):
+    rows = [
+        row(1124, score, index=i, question=j)
+        for i, of in enumerate([[1, 1], [1, 0], [0, 0]])
+        for j, score in enumerate(of)
+    ]
+    figures.draw_accuracy(rows, "lines: x", path=tmp_path / "a.png")
+    (bars,) = drawn_axes[0].collections
+    assert bars.get_segments()[0][:, 1].tolist() == list(bootstrap([2, 1, 0], [2, 2, 2])) == [0, 1]
 
 
 def test_a_single_context_is_drawn(drawn_axes, tmp_path):
@@ -88,9 +106,16 @@ def test_a_name_with_dollars_is_no_formula(drawn_axes, tmp_path):
     assert is_png(tmp_path / "a.png") and drawn_axes[0].get_title(loc="left") == title
 
 
+def loss(nats, interval=None):
+    return Loss(nats, 10, 1.0, 2.0, 2, interval)
+
+
 def test_losses_by_context_and_position(drawn_axes, tmp_path):
-    context = {64: Loss(3.0, 10, 2.0), 128: Loss(2.5, 10, 1.5)}
-    figures.draw_losses(context, {1: Loss(5.0, 1, 2.0), 2: Loss(4.0, 2, 1.0)}, "x", path=tmp_path / "p.png")
+    """With their intervals; a context without a token has no point."""
+    context = {64: loss(3.0, (2.5, 3.25)), 128: loss(2.5), 256: loss(float("nan"))}
+    figures.draw_losses({"context": context, "position": {1: loss(5.0), 2: loss(4.0)}}, "x", path=tmp_path / "p.png")
     left, right = drawn_axes
-    assert is_png(tmp_path / "p.png")
-    assert left.lines[0].get_ydata().tolist() == [3, 2.5] and right.lines[0].get_xdata().tolist() == [1, 2]
+    assert is_png(tmp_path / "p.png") and left.get_xlabel() == "context" and right.get_xlabel() == "position"
+    assert left.lines[0].get_ydata()[:2].tolist() == [3, 2.5] and right.lines[0].get_xdata().tolist() == [1, 2]
+    (bars,) = left.collections
+    assert bars.get_segments()[0][:, 1].tolist() == [2.5, 3.25] and bars.get_segments()[1][:, 1].tolist() == [2.5, 2.5]

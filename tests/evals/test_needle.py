@@ -1,11 +1,14 @@
 """Needles: where they stand, by brute force; and what a model that finds them here and not there makes of the map."""
 
+import hashlib
 import re
+from pathlib import Path
 
 import pytest
 
 from ringformer.evals import needle
 from ringformer.evals.cases import Case
+from ringformer.evals.texts import shipped
 from ringformer.evals.words import CITIES
 
 NEEDLE = re.compile(r"\nThe special magic (\w+) number is: (\d{7})\n")
@@ -17,7 +20,7 @@ def tokens(prompt):
 
 def haystack_of(prompt):
     """The text without its needles, and where in it each stood."""
-    text = prompt[len(needle.INTRODUCTION) : prompt.index("\n\nWhat ")]
+    text = prompt[len(needle.INTRODUCTION) : prompt.rindex("\n\nWhat ")]
     places, without = {}, ""
     end = 0
     for found in NEEDLE.finditer(text):
@@ -57,7 +60,7 @@ def test_a_case_hides_its_needles_in_the_whole_haystack(hidden):
         numbers = dict(NEEDLE.findall(case.prompt))
         assert len(numbers) == len(set(numbers.values())) == count.hidden and set(numbers) <= set(CITIES)
         asked = re.findall(
-            r"[A-Z]\w+", case.prompt[case.prompt.index("\n\nWhat ") :].replace("What", "").replace("Answer", "")
+            r"[A-Z]\w+", case.prompt[case.prompt.rindex("\n\nWhat ") :].replace("What", "").replace("Answer", "")
         )
         assert [numbers[city] for city in asked] == list(case.expected) and len(asked) == count.asked
         stops = [0, *(i + 1 for i, c in enumerate(text) if c == "." and (i + 1 == len(text) or text[i + 1].isspace()))]
@@ -85,13 +88,41 @@ def test_a_haystack_of_one_s_own(tmp_path):
     path.write_text("Eins 1234567. Zwei.\n\nDrei.", encoding="utf-8")
     hay = needle.Haystack.load(path)
     assert hay.name == "mine.txt" and hay.text(6) == "Eins 1234567. Zwei.\n\nDrei.\nEins 1234567. "
-    assert needle.Haystack.load(None).name == "built-in text, repeated"
     path.write_bytes(b"\xff\xfe.")
     with pytest.raises(ValueError, match="is not UTF-8"):
         needle.Haystack.load(path)
     path.write_text("no sentence here")
     with pytest.raises(ValueError, match="has no full stop"):
         needle.Haystack.load(path)
+
+
+def test_the_shipped_text_is_the_named_one():
+    """Every byte of it: by its published hash; no table of contents, and nobody's notice of a licence."""
+    text = shipped.read_text()
+    assert hashlib.sha256(text.encode()).hexdigest() == shipped.SHA256 and len(text) == 996_439
+    assert re.findall(r"^CHAPTER (\d+)\. ", text, re.MULTILINE) == [str(i) for i in range(1, 110)]
+    assert text.startswith("CHAPTER 1. Loomings.\n\nCall me Ishmael. Some years ago") and "Gutenberg" not in text
+    assert needle.Haystack.load(None).text(10**5) == text[: len(needle.Haystack.load(None).text(10**5))]
+    assert Path(shipped.__file__).with_name("moby_dick.txt.bz2").stat().st_size < 300_000
+
+
+def test_a_repeated_text_is_called_so(tmp_path):
+    """From the first word that was there before, and in the table; not one word earlier."""
+    path = tmp_path / "mine.txt"
+    path.write_text("One. " * 100)
+    hay = needle.Haystack.load(path)
+    cases = [
+        case
+        for length in range(150, 240)
+        for case in needle.cases_of_length(length, [0.0], 1, 0, needle.Needles(), hay, tokens)
+    ]
+    for case in cases:
+        assert case.labels["repeats"] == (haystack_of(case.prompt)[0].count("One.") - 1) // 100
+    rows = [{"length": case.length, "score": 1.0, **case.labels} for case in cases]
+    repeated = [str(row["length"]) for row in rows if row["repeats"]]
+    assert 10 < len(repeated) < 80
+    assert needle.table(rows).splitlines()[-1] == f"the text is repeated in contexts of {', '.join(repeated)} tokens"
+    assert "repeated" not in needle.table(rows[:3])
 
 
 def test_no_number_is_one_of_the_haystack(tmp_path, monkeypatch):

@@ -32,7 +32,10 @@ PALLAS_BF16 = "ops/kernels/test_flash_attention.py::test_bfloat16_errors_do_not_
 PALLAS_HALVES = "ops/kernels/test_flash_attention.py::test_gradients_of_one_half_of_the_heads_travel_during_the_other"
 CHAT_TEXT = "inference/text/test_text_generator.py::test_a_chat_has_its_template_and_ends_with_the_turn[{}]"
 WITH_CHAT = "evals/test_commands.py::test_prompts_go_through_the_template_with_chat[lines --num_lines=3-True]"
-PERPLEXITY = "evals/test_perplexity.py::test_losses_stand_where_the_tokens_do[True]"
+PERPLEXITY = "evals/perplexity/test_by_context.py::test_losses_stand_where_the_tokens_do[True-BOS]"
+WINDOWS_ONCE = (
+    "evals/perplexity/test_sliding.py::test_every_token_counts_once_with_the_longest_window_that_has_it[8-3-None-BOS]"
+)
 TWO_DEVICES = "inference/test_sampling.py::test_rows_on_two_devices_draw_as_on_one"
 YARN = "inference/test_generator.py::test_greedy_tokens_are_those_of_transformers[yarn-1,1,1,2]"
 READ_IN_PART = "inference/test_session.py::test_a_long_cache_is_read_in_part"
@@ -665,8 +668,8 @@ MUTATIONS = [
     Mutation(
         "answers without the template",
         "evals/runner.py",
-        "new_tokens, chat=self.chat, ",
-        "new_tokens, ",
+        "            chat=self.chat,\n",
+        "",
         WITH_CHAT,
     ),
     Mutation(
@@ -720,31 +723,31 @@ MUTATIONS = [
     ),
     Mutation(
         "perplexity as a mean over documents",
-        "evals/perplexity.py",
-        '(row["length"], row["last_nats"], row["last_tokens"])',
-        '(row["length"], row["last_nats"] / row["last_tokens"], 1)',
-        PERPLEXITY,
+        "evals/perplexity/losses.py",
+        "nats, tokens, text_bytes = sums[sums[:, 1] > 0].T",
+        "nats, tokens, text_bytes = (sums[sums[:, 1] > 0] / sums[sums[:, 1] > 0, 1:2]).T",
+        "evals/perplexity/test_losses.py::test_means_weigh_tokens_and_intervals_documents",
     ),
     Mutation(
         "untrained tokens count as trained ones of no loss",
-        "evals/perplexity.py",
-        '"last_tokens": int(counted[-last:].sum())',
-        '"last_tokens": last',
+        "evals/perplexity/losses.py",
+        "int(chosen.sum())",
+        "int(part.sum())",
         PERPLEXITY,
     ),
     Mutation(
         "losses of untrained tokens count",
-        "evals/perplexity.py",
-        "np.where(counted, losses.astype(np.float64), 0.0)",
-        "losses.astype(np.float64)",
+        "evals/perplexity/losses.py",
+        "losses[chosen].sum(",
+        "losses[part].sum(",
         PERPLEXITY,
     ),
     Mutation(
         "bits per byte over untrained tokens",
-        "evals/evaluate.py",
-        '/ store.meta["trained_tokens"]',
-        '/ store.meta["tokens"]',
-        "evals/test_commands.py::test_bits_per_byte_are_of_the_bytes_that_are_trained_on",
+        "evals/perplexity/losses.py",
+        "stretch.tokens[1:][chosen]",
+        "stretch.tokens[1:][part]",
+        "evals/test_commands.py::test_bits_per_byte_are_of_the_measured_tokens",
     ),
     # Inference: what is drawn, and by which row.
     Mutation(
@@ -1342,6 +1345,63 @@ MUTATIONS = [
         "min(map(len, rows)) - 1)",
         "min(map(len, rows)))",
         "inference/text/test_prompt_rows.py::test_shared_tokens",
+    ),
+    # Perplexity with windows, LongPPL, and questions about one document.
+    Mutation(
+        "every window counts all of its tokens",
+        "evals/perplexity/sliding.py",
+        "        first = end\n",
+        "",
+        WINDOWS_ONCE,
+    ),
+    Mutation(
+        "windows begin without the BOS token",
+        "evals/perplexity/losses.py",
+        "== self.begin else self.begin",
+        "== self.begin else []",
+        WINDOWS_ONCE,
+    ),
+    Mutation(
+        "key tokens are those that the long context predicts badly",
+        "evals/perplexity/longppl.py",
+        "< -self.beta)",
+        "> -self.beta)",
+        "evals/perplexity/test_longppl.py::test_key_tokens_are_those_of_the_rule[4-3]",
+    ),
+    Mutation(
+        "the evaluated model finds the key tokens whatever the evaluator",
+        "evals/perplexity/evaluate.py",
+        "token_losses = own if evaluator is model else evaluator_losses()",
+        "token_losses = own",
+        "evals/perplexity/test_evaluate.py::test_longppl_is_that_of_its_definition[other]",
+    ),
+    Mutation(
+        "questions about one document are taken for independent cases",
+        "evals/tables.py",
+        "if len(scores) == len(rows) or len(shares) == 1:\n        return wilson(mean(rows), len(scores))",
+        "if scores:\n        return wilson(mean(rows), len(rows))",
+        "evals/test_intervals.py::test_accuracies_have_the_interval_that_fits_their_cases",
+    ),
+    Mutation(
+        "the bootstrap divides by the number of documents",
+        "evals/intervals.py",
+        "for x in (totals, counts))",
+        "for x in (totals, [np.mean(counts)] * len(counts)))",
+        "evals/test_intervals.py::test_the_bootstrap_has_the_percentiles_of_all_samples",
+    ),
+    Mutation(
+        "a document leaves room for its first question alone",
+        "evals/lines.py",
+        "tokens(record.longest_prompt(lines, tokens))",
+        "tokens(record.prompt(lines))",
+        "evals/test_lines.py::test_the_longest_question_fits_and_one_more_line_would_not",
+    ),
+    Mutation(
+        "a text that fits exactly is called repeated",
+        "evals/needle.py",
+        "(guess - 1) // len(haystack.pieces)",
+        "guess // len(haystack.pieces)",
+        "evals/test_needle.py::test_a_repeated_text_is_called_so",
     ),
     # The cache in pieces, in int8 and in words.
     Mutation(

@@ -1,6 +1,6 @@
 """External data for RULER's tasks, from the files that the original reads: words, essays and questions.
 
-ringformer contains none of these data; it only has words of its own.
+ringformer contains none of these data; it has words of its own, and a text that may take the place of the essays.
 """
 
 import json
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.evals.cases import content_hash
+from ringformer.evals.texts import shipped
 from ringformer.evals.words import ADJECTIVES, NOUNS
 
 WORD_LISTS = ("adjectivelist.txt", "nounlist.txt", "verblist.txt")
 """Files of the package wonderwords, in its folder `assets`."""
+SHIPPED = "shipped"
+"""Instead of a file of essays: the text that ringformer ships."""
 
 
 class Words(NamedTuple):
@@ -68,7 +71,10 @@ def read_words(folder: str | Path) -> Words:
 
 
 def read_essays(path: str | Path) -> list[str]:
-    """Read the words of a text file, or of a JSON object's "text" as in the original's PaulGrahamEssays.json."""
+    """Read the words of a text file, of a JSON object's "text" as in the original's PaulGrahamEssays.json, or of the
+    text that ringformer ships."""
+    if path == SHIPPED:
+        return shipped.read_text().split()
     if Path(path).suffix == ".json":
         words = _parse(path, lambda essays: essays["text"].split(), 'an object with a "text"')
     else:
@@ -141,12 +147,14 @@ def read_data(
 
     Args:
       words: the folder of `WORD_LISTS`; None: ringformer's own words.
-      essays, squad, hotpotqa: files; None if no task needs the file.
+      essays, squad, hotpotqa: files; None if no task needs the file. essays may be `SHIPPED`.
     """
     paths = {"words": words, "essays": essays, "squad": squad, "hotpotqa": hotpotqa}
     hashes: dict[str, str | None] = dict.fromkeys(paths)
     for name, path in paths.items():
-        if path:
+        if (name, path) == ("essays", SHIPPED):
+            hashes[name] = shipped.SHA256
+        elif path:
             files = [Path(path) / each for each in WORD_LISTS] if name == "words" else [path]
             hashes[name] = content_hash(b"".join(map(_bytes, files)))
     return Data(

@@ -73,15 +73,18 @@ class RunText:
             return self.encode_chat([Message("user", text)], prefix)
         return Prompt(self.encode(text + prefix), self.end_tokens)
 
+    @property
+    def begin(self) -> list[int]:
+        """Tokens with which every text begins: for a converted model, the beginning-of-sentence token if Hugging Face
+        adds one; for a run none, because its documents had none."""
+        bos = self.tokenizer.bos_id
+        return [bos] if self.tokenizer.begins and bos is not None and not self._data else []
+
     def encode(self, prompt: str) -> list[int]:
-        """Encode a text to continue. For a converted model, the result begins with the beginning-of-sentence token if
-        Hugging Face adds one. For a run it does not, because the run's documents had none. Raises ValueError for an
-        empty text."""
+        """Encode a text to continue, after the tokens with which every text begins. Raises ValueError for an empty
+        text."""
         with _checks(prompt, self.tokenizer):
-            ids = self.tokenizer.encode(prompt)
-        if self.tokenizer.begins and self.tokenizer.bos_id is not None and not self._data:
-            return [self.tokenizer.bos_id, *ids]
-        return ids
+            return [*self.begin, *self.tokenizer.encode(prompt)]
 
     def encode_chat(self, messages: Sequence[Message], prefix: str = "") -> Prompt:
         """Encode a conversation that ends with a question, up to the place where the answer begins, or where it

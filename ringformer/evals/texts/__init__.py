@@ -1,0 +1,1 @@
+"""A text of the public domain, in which evaluations hide their needles."""
