@@ -747,7 +747,7 @@ MUTATIONS = [
         "evals/perplexity/losses.py",
         "stretch.tokens[1:][chosen]",
         "stretch.tokens[1:][part]",
-        "evals/test_commands.py::test_bits_per_byte_are_of_the_measured_tokens",
+        PERPLEXITY,
     ),
     # Inference: what is drawn, and by which row.
     Mutation(
