@@ -6,7 +6,10 @@ gives the folder its name.
 """
 
 import json
+import logging
+import os
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,3 +128,26 @@ def tree_faults(
     return find_faults(
         folder, hashes, is_wanted, lambda file: file in WRITTEN_LAST, share, lambda file: chunks or not is_chunk(file)
     )
+
+
+def quiet() -> None:
+    """Keep Orbax from printing stacks (a failed save prints several, from several threads), and Python from warning
+    about the coroutines that such a save never awaited."""
+    logger = logging.getLogger("absl")
+    if _is_no_stack not in logger.filters:
+        logger.addFilter(_is_no_stack)
+        unawaited = "coroutine '.*(_create_paths|_write|_write_metadata_after_commits)' was never awaited"
+        warnings.filterwarnings("ignore", unawaited, RuntimeWarning)
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the cause of an exception in one line; for an error of the operating system, its message and file."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    code, file = re.search(r"os_error_code='(\d+)'", text), re.search(r'local file "([^"]+)"', text)
+    if code and file:
+        return f"{os.strerror(int(code[1]))}: {file[1]}"
+    return text.split(" [tensorstore_spec=")[0].split(" [source locations")[0]
+
+
+def _is_no_stack(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and "orbax" in record.pathname)

@@ -5,10 +5,6 @@ of (seed, step), so the step alone determines the position in the data. Before f
 the hashes that were saved with them (`verify.py`).
 """
 
-import logging
-import os
-import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +13,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from ringformer.checkpoints.array_folder import Restore, Save, read_about
+from ringformer.checkpoints.array_folder import Restore, Save, cause_of, quiet, read_about
 from ringformer.checkpoints.copies import Copies
 from ringformer.checkpoints.retention import Keep
 from ringformer.checkpoints.saved_model import latest_step, restore_arguments
@@ -48,7 +44,7 @@ class Checkpoints:
         self._failed = False
         self._keep, self._copies = keep, copies
         self._handler = checkpoint_handler()
-        _quiet()
+        quiet()
         options = ocp.CheckpointManagerOptions(
             preservation_policy=keep, cleanup_tmp_directories=True, lightweight_initialize=True
         )
@@ -160,7 +156,7 @@ class Checkpoints:
             left = f"the run can go on from step {others[-1]}" if others else "there is no checkpoint before it"
             raise OSError(
                 f"the checkpoint of step {self._unchecked} cannot be saved in {self._run_dir}/checkpoints "
-                f"({_cause(error)}); {left}"
+                f"({cause_of(error)}); {left}"
             ) from error
 
 
@@ -180,26 +176,3 @@ def _check(run_dir: Path, step: int, target: State, shardings: State) -> None:
     saved = {".".join(ocp.tree.str_keypath(path)): (leaf.logical_shape, leaf.array.dtype) for path, leaf in leaves}
     if wrong := [name for name in saved.keys() | stored.keys() if saved.get(name) != stored.get(name)]:
         raise OSError(f"{folder} was saved, but does not hold what was: {', '.join(sorted(wrong))}")
-
-
-def _quiet() -> None:
-    """Keep Orbax from printing stacks (a failed save prints several, from several threads), and Python from warning
-    about the coroutines that such a save never awaited."""
-    logger = logging.getLogger("absl")
-    if _is_no_stack not in logger.filters:
-        logger.addFilter(_is_no_stack)
-        unawaited = "coroutine '.*(_create_paths|_write|_write_metadata_after_commits)' was never awaited"
-        warnings.filterwarnings("ignore", unawaited, RuntimeWarning)
-
-
-def _cause(error: BaseException) -> str:
-    """Return the cause of an exception in one line; for an error of the operating system, its message and file."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    code, file = re.search(r"os_error_code='(\d+)'", text), re.search(r'local file "([^"]+)"', text)
-    if code and file:
-        return f"{os.strerror(int(code[1]))}: {file[1]}"
-    return text.split(" [tensorstore_spec=")[0].split(" [source locations")[0]
-
-
-def _is_no_stack(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and "orbax" in record.pathname)

@@ -95,6 +95,12 @@ def checkpoint_hash(folder: Path) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+def weights_hash(run_dir: str | Path) -> str:
+    """Return the `checkpoint_hash` of a run's latest checkpoint, or of a converted model. Raises FileNotFoundError if
+    there is none."""
+    return checkpoint_hash(latest_checkpoint(run_dir).parent)
+
+
 def restore_arguments(target, shardings):
     """Return the arguments that restore a tree of abstract arrays with these `WeightSharding`s."""
     return jax.tree.map(lambda x, w: Restored(array=x, logical_shape=w.shape), target, shardings)

@@ -34,15 +34,21 @@ class Saved:
 
     array: jax.Array
     shape: tuple[int, ...]
+    padded_shards: int | None = None
+    """Dimension of which every shard is padded at its end, instead of the last ones; None: there is none."""
+    donated: bool = True
+    """True if the array may be donated before it is written; all its chunks are then copied to the host at once."""
 
 
 @dataclass
 class Restored(ocp.RestoreArgs):
-    """Leaf to restore: the shape with padding, dtype and sharding of its array, and the shape without padding."""
+    """Leaf to restore: the shape with padding, dtype and sharding of its array, and the shape without padding.
+    `padded_shards`: see `Saved`."""
 
     restore_type: Any = Saved
     array: Any = None  # a jax.ShapeDtypeStruct; the base class makes a default necessary
     logical_shape: tuple[int, ...] = ()
+    padded_shards: int | None = None
 
 
 class _Handler(ocp.type_handlers.TypeHandler):
@@ -66,11 +72,11 @@ class _Handler(ocp.type_handlers.TypeHandler):
         ]
 
     async def serialize(self, values, infos, args=None):
-        """Copy to the host, and leave the rest to a thread: the arrays may be donated when this returns."""
+        """Copy arrays that may be donated when this returns to the host, and leave the rest to a thread."""
         for value in values:
-            for shard in _written(value.array):
+            for shard in _written(value.array) if value.donated else ():
                 shard.data.copy_to_host_async()
-        leaves = [_on_host(value, info) for value, info in zip(values, infos, strict=True)]
+        leaves = [_leaf(value, info) for value, info in zip(values, infos, strict=True)]
         return [ocp.future.CommitFutureAwaitingContractedSignals(self._write(leaves), name="sharded_arrays")]
 
     async def _write(self, leaves):
@@ -103,17 +109,25 @@ def _written(array: jax.Array) -> list[jax.Shard]:
     return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
-def _on_host(value: Saved, info: Info) -> Leaf:
-    """Copy the chunks that this process writes to the host."""
-    array, shape = value.array, value.shape
-    chunk = _chunk(shape, array.sharding.shard_shape(array.shape), array.dtype.itemsize)
-    chunks: list[tuple[Place, np.ndarray]] = []
-    for shard in _written(array):
-        host, place = np.asarray(shard.data), _inside(shard.index, shape)
+def _leaf(value: Saved, info: Info) -> Leaf:
+    """Return the chunks that this process writes."""
+    array, shard = value.array, list(value.array.sharding.shard_shape(value.array.shape))
+    if (dim := value.padded_shards) is not None:
+        shard[dim] = shard[dim] * value.shape[dim] // array.shape[dim]
+    chunk = _chunk(value.shape, tuple(shard), array.dtype.itemsize)
+    blocks = _blocks(value, chunk)
+    metadata = array_metadata(value.shape, chunk, array.dtype)
+    return Leaf(info, metadata, _taken(list(blocks)) if value.donated else blocks)
+
+
+def _blocks(value: Saved, chunk: tuple[int, ...]) -> Iterator[tuple[Place, np.ndarray]]:
+    """Yield chunks, each of which is copied to the host when it is due, unless its shard is there already."""
+    for shard in _written(value.array):
+        data = np.asarray(shard.data) if value.donated else shard.data
+        place = _inside(shard.index, value.array.shape, value.shape, value.padded_shards)
         for part in _split(place, chunk):
             inside = tuple(slice(s.start - p.start, s.stop - p.start) for s, p in zip(part, place, strict=True))
-            chunks.append((part, host[inside]))
-    return Leaf(info, array_metadata(shape, chunk, array.dtype), _taken(chunks))
+            yield part, np.asarray(data[inside])
 
 
 def _chunk(shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -142,9 +156,16 @@ def _taken(chunks: list[tuple[Place, np.ndarray]]) -> Iterator[tuple[Place, np.n
         yield chunks.pop()
 
 
-def _inside(index: Place, shape: tuple[int, ...]) -> Place:
-    """Return the place of a shard without its padding; start == stop in some dimension if all of it is padding."""
-    return tuple(slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))
+def _inside(index: Place, padded: tuple[int, ...], shape: tuple[int, ...], padded_shards: int | None) -> Place:
+    """Return the place of a shard without its padding; start == stop in some dimension if all of it is padding.
+
+    Args:
+      padded, shape: shapes of the array with and without padding. padded_shards: see `Saved`.
+    """
+    place = [slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)]
+    if (dim := padded_shards) is not None:
+        place[dim] = slice(*(x * shape[dim] // padded[dim] for x in index[dim].indices(padded[dim])[:2]))
+    return tuple(place)
 
 
 async def _write(leaves: list[Leaf]) -> None:
@@ -162,7 +183,9 @@ async def _read(info: Info, arg: Restored, hashes: Hashes | None) -> jax.Array:
         store = await open_array(info, hashes, array_context())
         if store.shape == shape:
             numbers = ts.cast(store, array.dtype)
-            places = {str(index): _inside(index, shape) for index in indices.values()}  # only one of the replicas
+            places = {  # only one of the replicas
+                str(index): _inside(index, array.shape, shape, arg.padded_shards) for index in indices.values()
+            }
             reads = {index: numbers[place].read() for index, place in places.items()}
             shards = {index: _padded(await read, local) for index, read in reads.items()}
     except DamagedFiles:

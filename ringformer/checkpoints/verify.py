@@ -56,7 +56,7 @@ def checkpoint_faults(
             faults = [] if saved == step else [f"{folder.parent} holds step {saved}, under another name"]
         except DamagedFiles as error:  # not raised: the other processes wait for this one
             faults = [str(error)]
-    return _all_faults(faults)
+    return shared_faults(faults)
 
 
 def restore_checked(
@@ -66,24 +66,34 @@ def restore_checked(
     restore: Callable[[], T],
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> T:
-    """Return the result of `restore`, which reads a checkpoint with `handler`. All processes call this function.
+    """Return the result of `restore`, which reads a checkpoint with `handler`, as `restore_compared` does.
+
+    Args:
+      wanted: as for `checkpoint_faults`.
+    """
+    return restore_compared(lambda: checkpoint_faults(run_dir, step, wanted, chunks=False), handler, restore)
+
+
+def restore_compared(find_faults: Callable[[], list[str] | None], handler: PlainFiles, restore: Callable[[], T]) -> T:
+    """Return the result of `restore`, which reads a saved tree with `handler`. All processes call this function.
 
     Raises DamagedFiles on all processes, with a summary of the faults, if a file differs from what was written: chunks
-    are compared as they are read, all other files before that. `wanted`: see `checkpoint_faults`.
+    are compared as they are read, all other files before that, by `find_faults`, which returns the same lines on all
+    processes.
     """
 
     def check(faults: list[str] | None) -> None:
         if faults:
             raise DamagedFiles(summary(faults))
 
-    check(checkpoint_faults(run_dir, step, wanted, chunks=False))
+    check(find_faults())
     try:
         restored = restore()
     except (OSError, ValueError):
         if jax.process_count() == 1:  # other processes would wait at Orbax's barriers
-            check(checkpoint_faults(run_dir, step, wanted, chunks=False))
+            check(find_faults())
         raise
-    check(_all_faults(handler.leaves.faults))
+    check(shared_faults(handler.leaves.faults))
     return restored
 
 
@@ -154,7 +164,7 @@ def _set_aside(run_dir: Path, step: int) -> str:
     return from_process_0(str(aside))
 
 
-def _all_faults(faults: list[str] | None) -> list[str] | None:
+def shared_faults(faults: list[str] | None) -> list[str] | None:
     """Return the faults that any process found; None if the files have no hashes and no process found a fault. All
     processes call this function."""
     if jax.process_count() == 1:

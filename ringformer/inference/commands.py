@@ -17,7 +17,9 @@ from ringformer.inference.sampling import Sampling
 from ringformer.processes.flags import add_distributed_flags, member_of
 
 if TYPE_CHECKING:
+    from ringformer.inference.text.answers import Answer
     from ringformer.inference.text.run_text import RunText
+    from ringformer.inference.text.saved_text import SavedText
     from ringformer.processes.rendezvous import Membership
 
 MEET_SECONDS = 60.0
@@ -31,7 +33,7 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "tokens per second to stderr. Without --prompt and --prompt_file, the prompt is read from stdin; on a "
         "terminal, prompts are read in a loop and a chat keeps its history. Ctrl-C ends an answer, Ctrl-D a "
         "conversation. With --distributed, several processes work on the same prompt, which must be given to each; "
-        "process 0 prints the answer."
+        "process 0 prints the answer. --save_session keeps the cache of a prompt, and --session goes on with it."
     )
     add_model_options(parser, "the folder of a run, of a stage of one, or of a converted model", "run_dir")
     source = parser.add_mutually_exclusive_group()
@@ -44,6 +46,13 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     )
     parser.add_argument("--out", metavar="FILE", help='with --prompts: the same JSON lines with "text" or "error"')
     parser.add_argument("--batch_size", type=int, help="with --prompts: prompts to answer at a time; default: 1")
+    parser.add_argument("--save_session", metavar="DIR", help="save the cache of the prompt, once it is read, here")
+    parser.add_argument(
+        "--session",
+        metavar="DIR",
+        help="begin the prompt with that of a saved session, which is not read again; its lengths and compute_dtype "
+        "are the defaults",
+    )
     parser.add_argument("--chat", action="store_true", help="answer using the run's chat template")
     parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; default: the template's own")
     parser.add_argument("--max_new_tokens", type=int, default=256, help="the longest continuation")
@@ -74,17 +83,21 @@ def _generate(args: argparse.Namespace) -> int:
     of_file = args.prompts is not None
     if (args.out is not None) != of_file or (args.batch_size is not None and not of_file):
         raise ValueError("--prompts=FILE, --out=FILE and --batch_size belong together: give --prompts and --out")
-    if of_file and (args.distributed or args.system is not None):
-        raise ValueError("--prompts takes neither --distributed nor --system")
+    if of_file and (args.distributed or args.system is not None or args.session or args.save_session):
+        raise ValueError("--prompts takes none of --distributed, --system, --session and --save_session")
+    if args.save_session and Path(args.save_session).exists():
+        raise ValueError(f"--save_session={args.save_session} exists: choose another folder, or delete it")
     if args.batch_size is not None and args.batch_size < 1:
         raise ValueError(f"--batch_size={args.batch_size} must be at least 1")
     simulate_cpu_devices(args.cpu_devices)
     member = member_of(args, MEET_SECONDS)
     prompt = None if of_file else _prompt(args)
-    from ringformer.data.chats.conversations import Message
+    if prompt is None and args.save_session:
+        raise ValueError("--save_session saves the cache of one prompt: give --prompt or --prompt_file")
     from ringformer.inference.rows import check_room
     from ringformer.inference.text.chat import Chat
     from ringformer.inference.text.run_text import RunText
+    from ringformer.inference.text.saved_text import SavedText, save_text
     from ringformer.inference.text.text_generator import TextGenerator
     from ringformer.inference.text.text_stream import check_stops
     from ringformer.runs.config_file import register_models
@@ -93,29 +106,43 @@ def _generate(args: argparse.Namespace) -> int:
     sampling = from_flags(args, Sampling)
     text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template)
     check_stops(args.stop, text.tokenizer)
+    encode = partial(_encode, args, text)
+    saved = SavedText.read(Path(args.session), encode) if args.session else None
+    begin = saved.text if saved else ""
+    if saved:
+        _take_settings(args, saved)
     limit, tokens = _limit(args, text.context), 1
     if of_file:
         return _answer_rows(args, text, sampling, limit)
     if prompt is not None:
-        system = [] if args.system is None else [Message("system", args.system)]
-        chat = [*system, Message("user", prompt)]
-        tokens = len(text.encode_chat(chat).ids if args.chat else text.encode(prompt))
-    elif limit is None:
+        tokens = len(encode(begin + prompt))
+    goes_on = prompt is None or saved is not None or args.save_session is not None
+    if goes_on and limit is None:
         raise ValueError("the model does not name its context: set --max_length")
     needed = tokens + args.max_new_tokens
     limit = needed if limit is None else limit
     check_room(tokens, args.max_new_tokens, limit)
     if member is not None:
-        _join(member, args, prompt)
-    model = TextGenerator(load_generator(args.run_dir, args, limit if prompt is None else needed), text)
+        _join(member, args, begin + (prompt or ""))
+    model = TextGenerator(load_generator(args.run_dir, args, limit if goes_on else needed), text)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # models generate text that is not UTF-8
     options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling, "stop": args.stop}
-    ask = partial(Chat(model, args.system).ask if args.chat else model.stream, **options)
+    session = saved.session(model) if saved else model.session()
+    chat = Chat(model, args.system, session, begin) if args.chat else None
+
+    def ask(prompt: str) -> "Answer":
+        return chat.ask(prompt, **options) if chat else model.stream(begin + prompt, session=session, **options)
+
     if prompt is None:
         return _interactive(ask)
     answer = ask(prompt)
-    if member is None or member.index == 0:
+    speaks = member is None or member.index == 0
+    if args.save_session:
+        save_text(Path(args.save_session), begin + prompt, answer)
+        if speaks:
+            print(f"saved a session of {tokens:,} tokens in {args.save_session}", file=sys.stderr)
+    if speaks:
         return _print_answer(answer)
     for _ in answer:  # process 0 prints it
         pass
@@ -140,6 +167,32 @@ def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling, 
     model = TextGenerator(load_generator(args.run_dir, args, needed), text)
     rows.answer(model, args.batch_size or 1, args.max_new_tokens, sampling, args.stop)
     return 1 if rows.failed else 0
+
+
+def _encode(args: argparse.Namespace, text: "RunText", prompt: str) -> list[int]:
+    """Return the tokens of a prompt that the model reads."""
+    from ringformer.data.chats.conversations import Message
+
+    if not args.chat:
+        return text.encode(prompt)
+    system = [] if args.system is None else [Message("system", args.system)]
+    return text.encode_chat([*system, Message("user", prompt)]).ids
+
+
+def _take_settings(args: argparse.Namespace, saved: "SavedText") -> None:
+    """Take the settings that the command leaves open from a saved session. Raises ValueError, before weights are read,
+    if others differ from it."""
+    from ringformer.checkpoints.saved_model import weights_hash
+    from ringformer.inference.session_files import check_settings
+
+    names = "max_length", "prefill_chunk", "compute_dtype"
+    for name in names:
+        if getattr(args, name) is None:
+            setattr(args, name, saved.settings[name])
+    here = {name: getattr(args, name) for name in (*names, "cache_dtype")}
+    if "-1" not in args.mesh_dim:
+        here["mesh_dim"] = args.mesh_dim.replace(" ", "")
+    check_settings(saved.folder, saved.settings, here | {"checkpoint": weights_hash(args.run_dir)})
 
 
 def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) -> None:
@@ -218,11 +271,6 @@ def _interactive(ask) -> int:
 def _print_answer(answer) -> int:
     """Print an answer as it is generated, and its speed; return the exit code. On a terminal, control characters are
     made visible."""
-    if answer.began_anew:
-        print(
-            "(reread the conversation: the cache held other tokens or had no room left, or the attention is your own)",
-            file=sys.stderr,
-        )
     code, shown = 0, visible if sys.stdout.isatty() else str
     try:
         for piece in answer:

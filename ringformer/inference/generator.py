@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from ringformer.checkpoints.saved_model import model_of, restore_params
+from ringformer.checkpoints.saved_model import model_of, restore_params, weights_hash
 from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.inference.inference_config import checked_config, rank_devices_of
 from ringformer.inference.program_sizes import round_up
@@ -20,6 +20,7 @@ from ringformer.inference.rows import check_room, check_tokens, padded
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session
 from ringformer.inference.session_arrays import TOKENS, as_global
+from ringformer.inference.session_files import restore_state, settings_of
 from ringformer.inference.weight_shares import reshard, weight_shares
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.own_attention import REGISTERED
@@ -42,6 +43,8 @@ class Generator:
       prefill_chunk: number of tokens of a prompt to read at a time, for prompts that would need too much memory at
         once; None: all of them.
       cache_dtype: compute, or int8 for half the memory of bfloat16 and an error (docs/inference.md).
+      checkpoint: hash of the checkpoint of `params`, by which saved sessions recognize them; None: sessions cannot be
+        saved.
 
     Attributes:
       config: the model as it is computed here. kernel: its attention kernel, and the reason for it.
@@ -60,6 +63,7 @@ class Generator:
         max_length: int,
         prefill_chunk: int | None = None,
         cache_dtype: CacheDtype = "compute",
+        checkpoint: str | None = None,
     ):
         check_sizes(max_length, prefill_chunk)
         if cache_dtype not in get_args(CacheDtype):
@@ -68,6 +72,7 @@ class Generator:
         self.config, self.kernel = checked_config(config, mesh, local_tokens)
         self.mesh, self.max_length, self._programs = mesh, max_length, Programs(self.config, mesh, cache_dtype)
         self.sizes = self._programs.sizes(max_length, prefill_chunk)
+        self._settings = None if checkpoint is None else settings_of(self._programs, self.sizes, checkpoint)
         self._weights = reshard(self.config, params, mesh)
 
     @classmethod
@@ -93,7 +98,8 @@ class Generator:
           kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
 
         Raises:
-          ValueError, FileNotFoundError: if `run` holds no decoder, or the mesh does not fit the model.
+          ValueError, FileNotFoundError: if `run` holds no decoder, the mesh does not fit the model, or a checkpoint was
+            written while another was read.
         """
         check_sizes(max_length, prefill_chunk)
         config = as_decoder(model_of(run), run)
@@ -108,8 +114,11 @@ class Generator:
         # Before any weights are read: refuse a mesh that does not fit, and check the kernel while the memory is free.
         checked_config(config, mesh, (prefill_chunk or max_length) // mesh.shape["sp"])
         dtypes = jax.tree.map(lambda share: share.dtype, weight_shares(config, mesh))
+        checkpoint = weights_hash(run)
         params = restore_params(run, weight_shardings(config, mesh), mesh, dtypes)
-        options = {"prefill_chunk": prefill_chunk, "cache_dtype": cache_dtype}
+        if weights_hash(run) != checkpoint:
+            raise ValueError(f"{run} wrote a checkpoint while it was being read: start again")
+        options = {"prefill_chunk": prefill_chunk, "cache_dtype": cache_dtype, "checkpoint": checkpoint}
         return cls(config, params, mesh, max_length=max_length, **options)  # type: ignore[arg-type]
 
     @property
@@ -124,7 +133,20 @@ class Generator:
 
     def session(self, rows: int) -> Session:
         """Start a session of `rows` empty rows, a multiple of dp."""
-        return Session(self._programs, self._weights, rows, self.sizes)
+        return Session(self._programs, self._weights, rows, self.sizes, self._settings)
+
+    def restore_session(self, folder: str | Path) -> Session:
+        """Return a session that `Session.save` wrote. It goes on as the saved one would have.
+
+        Raises:
+          ValueError: if it belongs to another model, mesh, dtype or size, which the message names.
+          FileNotFoundError, DamagedFiles: if the folder is not there, or differs from what was written.
+        """
+        if self._settings is None:
+            raise ValueError("weights without a checkpoint are those of no saved session: use Generator.load")
+        state, slots = restore_state(Path(folder), self._programs, self.sizes, self._settings)
+        rows = len(slots.lengths)
+        return Session(self._programs, self._weights, rows, self.sizes, self._settings, saved=(state, slots))
 
     def generate(
         self,

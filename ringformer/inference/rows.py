@@ -45,6 +45,25 @@ def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None
         )
 
 
+def check_added(rows: Sequence[Sequence[int]], lengths: Sequence[int], max_length: int) -> None:
+    """Raise ValueError if tokens that are added to rows of these lengths exceed `max_length`."""
+    for row, (length, tokens) in enumerate(zip(lengths, rows, strict=True)):
+        if (room := max_length - length) < len(tokens):
+            raise ValueError(
+                f"row {row} would have {length + len(tokens)} tokens, but max_length is {max_length}: append at most "
+                f"{room}"
+            )
+
+
+def check_kept(kept: Sequence[int], lengths: Sequence[int], least: int) -> None:
+    """Raise ValueError if rows of these lengths cannot be cut to `kept` tokens each, `least` at least."""
+    if len(kept) != len(lengths):
+        raise ValueError(f"{len(kept)} lengths given, but the session has {len(lengths)} rows")
+    for row, (length, now) in enumerate(zip(kept, lengths, strict=True)):
+        if not least <= length <= now:
+            raise ValueError(f"row {row} has {now} tokens: it can be truncated to {least} to {now}, not {length}")
+
+
 def check_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Raise ValueError if there are no rows, or if a row is empty or has an id outside the vocabulary."""
     if not len(rows):

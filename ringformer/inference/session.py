@@ -1,70 +1,39 @@
 """Session: rows of tokens with their cache. It appends prompts, decodes tokens, and appends the next turns.
 
-A session can forget its last tokens (`truncate`, `rewind`), and many rows can begin with the text of one (`fork`). A
-long document is then read once for all questions about it.
+A session can forget its last tokens (`truncate`, `rewind`), many rows can begin with the text of one (`fork`), and it
+can lie on disk (`save`). A long document is then read once for all questions about it.
 """
 
-import time
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringformer.inference.cache.chunk_attention import Reads, Travels
-from ringformer.inference.cache.slots import Pieces, Slots
-from ringformer.inference.decode_step import NOT_FINITE
-from ringformer.inference.program_sizes import ProgramSizes, round_up
-from ringformer.inference.programs import Programs
-from ringformer.inference.rows import Timings, check_room, check_tokens, padded
+from ringformer.inference.cached_rows import CachedRows
+from ringformer.inference.program_sizes import round_up
+from ringformer.inference.rows import check_added, check_kept, check_room, check_tokens
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session_arrays import (
-    CHUNK,
-    Beginning,
-    Chunk,
-    Mark,
-    Scores,
-    State,
-    as_global,
-    as_globals,
-    first_scores,
-)
+from ringformer.inference.session_arrays import CHUNK, Mark, Scores, as_global, first_scores
+from ringformer.inference.session_files import save_state
 from ringformer.models.own_attention import REGISTERED
-from ringformer.ops import layouts
 
 
-class Session:
-    """Rows and their cache, which grows in place. `Generator.session` creates one.
+class Session(CachedRows):
+    """Rows of tokens. `Generator.session` and `Generator.restore_session` create a session, with the arguments of
+    `CachedRows`."""
 
-    Args:
-      programs: programs of the model on its mesh. weights: shares of the weights on the mesh.
-      rows: number of rows, a multiple of dp.
-      sizes: sizes of the programs, which limit the rows' lengths beyond `begin`.
-      begin: a session of one row with which all rows begin (`fork`).
-    """
-
-    def __init__(
-        self, programs: Programs, weights: Any, rows: int, sizes: ProgramSizes, begin: "Session | None" = None
-    ):
-        dp = programs.mesh.shape["dp"]
-        if rows < 1 or rows % dp:
-            raise ValueError(f"{rows} rows on a mesh with dp={dp}: rows must be a multiple of dp, {dp} for example")
-        self._programs, self._weights, self._sizes = programs, weights, sizes
-        self._slots = Slots(rows, sizes.ranks, sizes.capacity)
-        self._state = _empty_state(programs.state(rows, sizes.capacity))
-        self._alive = np.ones(rows, bool)
-        self._begin = begin
-        self._begin_tokens: int = begin.lengths[0] if begin else 0
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._alive = np.ones(len(self.lengths), bool)
         self._forks: weakref.WeakSet[Session] = weakref.WeakSet()
-        self.lengths: list[int] = [self._begin_tokens] * rows
-        """Number of tokens of each row, appended or generated, so far."""
         self._cuts: list[list[int]] = []
         """Lengths that rows were truncated to."""
-        self._followed = np.full(rows, begin is not None)
+        self._followed = np.array(self.lengths) > 0
         """Rows whose logits follow their last token."""
-        self.timings = Timings()
 
     @property
     def logits(self) -> jax.Array:
@@ -97,13 +66,8 @@ class Session:
         """Append tokens; with `scored`, return the scores of the tokens after each, in order, arrays [rows, tokens]."""
         self._check_unused()
         self._check_rows(rows)
-        longest, most, max_length = max(map(len, rows)), self._sizes.most, self._sizes.max_length
-        for row, (length, tokens) in enumerate(zip(self.lengths, rows, strict=True)):
-            if (room := self._begin_tokens + max_length - length) < len(tokens):
-                raise ValueError(
-                    f"row {row} would have {length + len(tokens)} tokens, but max_length is "
-                    f"{self._begin_tokens + max_length}: append at most {room}"
-                )
+        longest, most = max(map(len, rows)), self._sizes.most
+        check_added(rows, self.lengths, self._begin_tokens + self._sizes.max_length)
         starts = range(0, longest, most)
         if (attention := self._programs.config.attention) in REGISTERED and (len(starts) > 1 or any(self.lengths)):
             raise ValueError(
@@ -118,7 +82,7 @@ class Session:
             )
         firsts = np.array(self.lengths)
         scores = [
-            self._append_chunk(
+            self._prefill(
                 [row[start : start + most] for row in rows],
                 firsts + start,
                 [row[start + 1 : start + most + 1] for row in rows] if scored else None,
@@ -151,13 +115,7 @@ class Session:
         longer than the row, or shorter than the text it was forked from.
         """
         self._check_unused()
-        if len(lengths) != len(self.lengths):
-            raise ValueError(f"{len(lengths)} lengths given, but the session has {len(self.lengths)} rows")
-        for row, (length, now) in enumerate(zip(lengths, self.lengths, strict=True)):
-            if not self._begin_tokens <= length <= now:
-                raise ValueError(
-                    f"row {row} has {now} tokens: it can be truncated to {self._begin_tokens} to {now}, not {length}"
-                )
+        check_kept(lengths, self.lengths, self._begin_tokens)
         truncate = self._programs.truncate(len(lengths), self._sizes.capacity)
         wanted = as_global(np.array(lengths, np.int32), self._programs.mesh, CHUNK.last)
         self._state = truncate(self._state, wanted)
@@ -193,6 +151,25 @@ class Session:
         fork._state = state._replace(logits=logits, lengths=jax.device_put(lengths, state.lengths.sharding))
         self._forks.add(fork)
         return fork
+
+    def save(self, folder: str | Path, about: Mapping[str, Any] | None = None) -> None:
+        """Write the session to a new folder, for `Generator.restore_session`. Only slots in use are written. The folder
+        appears whole or not at all. All processes call this function.
+
+        Args:
+          about: JSON values to keep with it (`session_files.read_session`).
+
+        Raises ValueError if there is something at `folder`, for a session that cannot be continued, that is a fork, or
+        whose weights come from no checkpoint, and OSError if the disk refuses it.
+        """
+        self._check_followed("save")
+        if self._begin is not None:
+            raise ValueError("a fork has only the ends of its rows: save the session that it was forked from")
+        if self._settings is None:
+            raise ValueError(
+                "weights without a checkpoint cannot be recognized again: use Generator.load, or pass a checkpoint"
+            )
+        save_state(Path(folder), self._state, self._slots, self._settings, about or {})
 
     def _check_rows(self, rows: Sequence[Sequence[int]]) -> None:
         check_tokens(rows, self._programs.config.vocab_size)
@@ -240,74 +217,10 @@ class Session:
         self._alive[row] = False
 
     def _steps(self, max_new_tokens: int, sampling: Sampling, end_tokens: list[int]) -> Iterator[list[int | None]]:
-        numbers = np.array([sampling.temperature, 1.0 if sampling.top_p is None else sampling.top_p], np.float32)
-        top_k = min(sampling.top_k or 1, self._programs.config.vocab_size)
         for _ in range(max_new_tokens):
             alive = self._alive.copy()
             if not alive.any():
                 return
-            read = self._sizes.read(self._slots.top)
-            slot = self._slots.take(np.where(alive, self.lengths, -1))
-            control = np.array([sampling.seed, top_k, *slot, *alive], np.int32)
-            prefix = [] if self._begin is None else [self._begin._state.cache]
-            shared = 0 if self._begin is None else self._begin._sizes.capacity
-            decode = self._programs.decode(len(alive), self._sizes.capacity, read, sampling.kind, shared)
-            start = time.perf_counter()
-            drawn, self._state = decode(self._weights, self._state, control, numbers, *prefix)
-            tokens = np.asarray(drawn)
-            self.timings.decode_seconds += time.perf_counter() - start
-            self.timings.decode_tokens += int(alive.sum())
-            if (bad := np.flatnonzero(alive & (tokens == NOT_FINITE))).size:
-                raise FloatingPointError(
-                    f"the logits after the {self.lengths[bad[0]]} tokens of row {bad[0]} are not finite: the weights "
-                    "are damaged, or overflow in this compute_dtype"
-                )
-            self.lengths = (np.array(self.lengths) + alive).tolist()
+            tokens = self._decode(alive, sampling)
             self._alive &= ~np.isin(tokens, end_tokens)
             yield [int(token) if on else None for token, on in zip(tokens, alive, strict=True)]
-
-    def _append_chunk(
-        self, rows: Sequence[Sequence[int]], firsts: np.ndarray, targets: Sequence[Sequence[int]] | None
-    ) -> Scores | None:
-        """Prefill part of the rows' tokens, which start at positions `firsts`; some rows may have none left. Return the
-        scores of `targets`, the tokens after each, if there are any."""
-        programs, sizes = self._programs, self._sizes
-        counts = np.array([len(row) for row in rows])
-        P = sizes.chunk(int(counts.max()), self._slots.room)
-        order = layouts.permutation(programs.config.layout, P, sizes.ranks // programs.config.ulysses)
-        positions = np.where(order < counts[:, None], firsts[:, None] + order, -1).astype(np.int32)
-        reads, pieces = self._reads(P)
-        begin, scored = self._begin, targets is not None
-        prefix, prefix_reads, beginning = 0, None, []
-        if begin is not None:
-            prefix, (prefix_reads, shared) = begin._sizes.capacity, begin._reads(len(rows) * P, "queries")
-            beginning = [Beginning(begin._state.cache, as_globals(shared, programs.mesh, CHUNK.pieces))]
-        prefill = programs.prefill(len(rows), sizes.capacity, P, reads, prefix, prefix_reads, scored)
-        slots = self._slots.take_chunk(positions.reshape(len(rows), sizes.ranks, -1))
-        tokens, after = padded(rows, P)[:, order], padded(targets or [()] * len(rows), P)[:, order]
-        arrays = Chunk(tokens, positions, positions, positions.max(axis=1), slots, after, pieces)
-        chunk = as_globals(arrays, programs.mesh, CHUNK)
-        start = time.perf_counter()
-        self._state, *scores = jax.block_until_ready(prefill(self._weights, self._state, chunk, *beginning))
-        self.timings.prefill_seconds += time.perf_counter() - start
-        self.timings.prefill_tokens += int(counts.sum())
-        natural = np.argsort(order)[: max(map(len, rows))]
-        return Scores(*(np.asarray(x)[:, natural] for x in scores[0])) if scored else None
-
-    def _reads(self, tokens: int, travels: Travels | None = None) -> tuple[Reads | None, Pieces]:
-        """Return how a chunk of `tokens` reads this session's cache, and its pieces."""
-        pieces = self._slots.pieces(self._sizes.piece)
-        reads = self._sizes.reads(self._programs.config, tokens, self._slots.top, holes=bool(pieces.counts[1]))
-        if reads is None:
-            return None, pieces._replace(order=pieces.order[:0])
-        return reads._replace(travels=travels or reads.travels), pieces
-
-
-def _empty_state(abstract: State) -> State:
-    """Make a state whose cache has no tokens."""
-
-    def make() -> State:
-        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
-        return empty._replace(cache=empty.cache._replace(positions=empty.cache.positions - 1))
-
-    return jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))()

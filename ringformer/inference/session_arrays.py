@@ -71,6 +71,16 @@ def as_globals(arrays: Any, mesh: Mesh, specs: Any) -> Any:
     return jax.tree.map(lambda x, spec: as_global(x, mesh, spec), arrays, specs)
 
 
+def empty_state(abstract: State) -> State:
+    """Make a state whose cache has no tokens, with these shapes, dtypes and shardings."""
+
+    def make() -> State:
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
+        return empty._replace(cache=empty.cache._replace(positions=empty.cache.positions - 1))
+
+    return jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))()
+
+
 @jax.jit
 def _first_scores(logits: jax.Array, tokens: jax.Array) -> Scores:
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)

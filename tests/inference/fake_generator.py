@@ -9,6 +9,7 @@ class FakeSession:
     def __init__(self, generator, rows: int):
         self.generator, self.rows, self.appended = generator, [[] for _ in range(rows)], []
         self._ended: set[int] = set()
+        self.fits = generator.turns_that_fit
         self.timings = SimpleNamespace(prefill_tokens_per_second=1000.0, decode_tokens_per_second=10.0)
 
     @property
@@ -17,12 +18,18 @@ class FakeSession:
 
     def append(self, rows):
         assert all(rows) and len(rows) == len(self.rows)
-        if len(self.appended) >= self.generator.turns_that_fit:
+        if not self.fits:
             raise ValueError("turns of unequal length have left no room")
+        self.fits -= 1
         self.appended.append([list(row) for row in rows])
         for row, new in zip(self.rows, rows, strict=True):
             row += new
             assert len(row) <= self.generator.max_length
+
+    def truncate(self, lengths):
+        assert all(0 <= length <= len(row) for length, row in zip(lengths, self.rows, strict=True))
+        self.rows = [row[:length] for length, row in zip(lengths, self.rows, strict=True)]
+        self.fits = self.generator.turns_that_fit if not any(lengths) else self.fits
 
     def end(self, row):
         self._ended.add(row)

@@ -42,6 +42,7 @@ def generator(
     max_length: int = 64,
     prefill_chunk: int | None = None,
     cache_dtype: CacheDtype = "compute",
+    checkpoint: str | None = "of seed 0",
 ) -> Generator:
     """Of the weights that the seed 0 draws; one for all tests, and its programs, too."""
     mesh = make_mesh(mesh_dim, jax.devices()[: math.prod(map(int, mesh_dim.split(",")))])
@@ -52,7 +53,7 @@ def generator(
 
     params = jax.tree.map(placed, _parameters(config), weight_shardings(config, mesh))
     sizes = {"max_length": max_length, "prefill_chunk": prefill_chunk}
-    return Generator(config, params, mesh, **sizes, cache_dtype=cache_dtype)
+    return Generator(config, params, mesh, **sizes, cache_dtype=cache_dtype, checkpoint=checkpoint)
 
 
 def _parameters(config: LlamaConfig) -> dict:

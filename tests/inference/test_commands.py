@@ -83,6 +83,7 @@ def test_a_prompt_is_continued(run, loaded, capsys):
         "max_length": 28,
         "prefill_chunk": 8,
         "compute_dtype": "float32",
+        "cache_dtype": "compute",
         "kernel": "auto",
         "kernel_check": True,
     }
@@ -150,7 +151,8 @@ def test_prompts_at_a_terminal_know_nothing_of_one_another(run, loaded, monkeypa
     type_in(monkeypatch, "a", "c", KeyboardInterrupt())
     assert main(["generate", f"--run={run}", "--max_new_tokens=9"]) == 130
     assert capsys.readouterr().out == "b\nd\n\n"
-    assert [session.appended for session in loaded[0][0].sessions] == [[[[97]]], [[[99]]]]
+    (session,) = loaded[0][0].sessions
+    assert session.appended == [[[97]], [[99]]] and session.rows == [spell("cd")]
     assert loaded[0][1]["max_length"] == 64, "the context of the run"
 
 
@@ -176,12 +178,19 @@ def test_ctrl_c_leaves_with_the_text_so_far(run, loaded, monkeypatch, capsys):
     assert out == "y\n" and err == f"prompt of 1 tokens; {SPEED}"
 
 
-def test_an_answer_that_is_read_again_is_said(run, loaded, monkeypatch, capsys):
+def test_after_a_stop_string_only_the_rest_of_the_conversation_is_read(run, loaded, monkeypatch, capsys):
     loaded.script = [[spell("b STOP c")], [spell("d")]]
     type_in(monkeypatch, "a", "c")
     words = ["--chat", "--max_length=600", "--allow_longer", "--max_new_tokens=9", "--stop=STOP"]
     assert main(["generate", f"--run={run}", *words]) == 0
-    assert "(reread the conversation" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    (session,) = loaded[0][0].sessions
+    ((first,), (second,)) = session.appended
+    assert (
+        out == "b \nd\n\n" and err == f"prompt of {len(first)} tokens; {SPEED}prompt of {len(second)} tokens; {SPEED}"
+    )
+    assert bytes(i for i in session.rows[0] if i < 256).endswith(b"USER: a ASSISTANT: b USER: c ASSISTANT: d")
+    assert len(second) < 25 < len(first)
 
 
 MISTAKES = [

@@ -1,4 +1,5 @@
-"""Two processes, with four simulated devices each, share one prompt: both see every token, and it is one device's."""
+"""Two processes, with four simulated devices each, share one prompt: both see every token, and it is one device's. They
+save and restore one session."""
 
 import json
 import socket
@@ -25,7 +26,20 @@ jax.distributed.initialize(address, 2, int(process))
 from ringformer.inference.generator import Generator
 model = Generator.load(folder, mesh_dim="1,1,2,4", max_length=64, compute_dtype="float32")
 prompts = {prompts}
-found = model.generate(prompts, max_new_tokens=8), [x.tolist() for x in model.token_losses(prompts[:1])]
+found = [model.generate(prompts, max_new_tokens=8), [x.tolist() for x in model.token_losses(prompts[:1])]]
+session = model.session(2)
+session.append(prompts)
+session.save(f"{{folder}}/session")
+restored = model.restore_session(f"{{folder}}/session")
+found += [[*zip(*x.decode(max_new_tokens=8))] for x in (session, restored)]
+if process == "1":  # one process cannot read a chunk of its own, and both refuse
+    next(iter(__import__("pathlib").Path(folder, "session", "keys").glob("0.*.3.0"))).write_bytes(b"")
+from ringformer.processes.agreement import from_all
+from_all(None)
+try:
+    model.restore_session(f"{{folder}}/session")
+except OSError as error:
+    found.append(str(error))
 print(json.dumps(found))
 """
 
@@ -53,8 +67,9 @@ def test_two_processes_share_a_prompt(tmp_path):
     said, codes = ended([*command, str(i), tmp_path / "ours"] for i in range(2))
     assert codes == [0, 0], said
     for out, _ in said:
-        written, losses = json.loads(out.splitlines()[-1])
-        assert written == expected
+        written, losses, saved, restored, refused = json.loads(out.splitlines()[-1])
+        assert written == saved == restored == expected
+        assert f"the session in {tmp_path}/ours/session is damaged" in refused and "3.0 has 0 bytes" in refused
         assert losses[0] == pytest.approx(alone.token_losses(PROMPTS[:1])[0].tolist(), abs=1e-4)
 
 

@@ -709,16 +709,16 @@ MUTATIONS = [
     ),
     Mutation(
         "a stream's answer ends where texts do",
-        "inference/text/text_generator.py",
+        "inference/text/text_session.py",
         "end_tokens=prompt.ends)",
-        "end_tokens=self.text.end_tokens)",
+        "end_tokens=[self._tokenizer.eos_id])",
         CHAT_TEXT.format("stream"),
     ),
     Mutation(
         "generate --chat is not passed on",
         "inference/commands.py",
-        ".ask if args.chat else",
-        ".ask if False else",
+        "chat.ask(prompt, **options) if chat else",
+        "chat.ask(prompt, **options) if False else",
         "inference/test_commands.py::test_an_answer_by_the_run_s_template",
     ),
     Mutation(
@@ -823,7 +823,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the whole cache is read, whatever it holds",
-        "inference/session.py",
+        "inference/cached_rows.py",
         "self._sizes.read(self._slots.top)",
         "self._sizes.capacity",
         READ_IN_PART,
@@ -1342,8 +1342,8 @@ MUTATIONS = [
     Mutation(
         "rows whose whole prompt is shared have a token too few",
         "inference/text/text_generator.py",
-        "return min(common, min(map(len, rows)) - 1)",
-        "return min(common, min(map(len, rows)))",
+        "min(map(len, rows)) - 1)",
+        "min(map(len, rows)))",
         "inference/text/test_prompt_rows.py::test_shared_tokens",
     ),
     # Perplexity with windows, LongPPL, and questions about one document.
@@ -1452,5 +1452,49 @@ MUTATIONS = [
         '_trips/while$", loop.op_name)',
         '_trips/while", loop.op_name)',
         "estimate/compiler/test_program_text.py::test_the_bound_of_a_loop_is_in_its_own_name",
+    ),
+    # Sessions on disk, and prompts that go on from a cache.
+    Mutation(
+        "a saved session fits models with other rotary frequencies",
+        "inference/session_files.py",
+        'if name not in (*config.EXECUTION, "compute_dtype")}',
+        "if name in config.ARCHITECTURE}",
+        "inference/test_session_files.py::test_another_model_mesh_or_size_is_refused_by_name"
+        "[architecture=-changes8-options8]",
+    ),
+    Mutation(
+        "empty slots are saved",
+        "inference/session_files.py",
+        "slots.top * slots.ranks",
+        "slots.capacity * slots.ranks",
+        "inference/test_session_files.py::test_only_slots_in_use_are_written",
+    ),
+    Mutation(
+        "restored slots are taken on every rank up to the fullest",
+        "inference/cache/slots.py",
+        "slots._taken = _ends(positions)",
+        "slots._taken = np.full(ranks, used, np.int32)",
+        "inference/test_session_files.py::test_a_restored_session_goes_on_as_the_saved_one[ring and heads]",
+    ),
+    Mutation(
+        "weights are named after the checkpoint before the one that was read",
+        "inference/generator.py",
+        "if weights_hash(run) != checkpoint:",
+        "if False:",
+        "inference/test_session_files.py::test_a_checkpoint_that_is_written_meanwhile_is_noticed",
+    ),
+    Mutation(
+        "tokens behind the first difference stay in the cache",
+        "inference/text/text_session.py",
+        "if session.lengths != [kept]:",
+        "if not kept:",
+        "inference/text/test_chat.py::test_a_stop_string_is_forgotten_and_what_is_before_it_is_not_read_anew",
+    ),
+    Mutation(
+        "prompts are read from the first token on, whatever the cache holds",
+        "inference/text/text_session.py",
+        "kept = shared_beginning(self._ids, prompt.ids[:-1])",
+        "kept = 0",
+        "inference/text/test_text_session.py::test_prompts_that_begin_as_the_one_before[1,1,1,1]",
     ),
 ]

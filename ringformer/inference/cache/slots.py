@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int32
+from jaxtyping import Int32
 
 
 class Pieces(NamedTuple):
@@ -28,6 +28,30 @@ class Slots:
         self._taken = np.zeros(ranks, np.int32)
         self._positions = np.full((rows, ranks, capacity), -1, np.int32)
 
+    @classmethod
+    def holding(cls, positions: Int32[np.ndarray, "B ranks N"], capacity: int) -> "Slots":
+        """Return slots of which the first N of each rank hold the tokens at `positions`, -1 for none."""
+        rows, ranks, used = positions.shape
+        slots = cls(rows, ranks, capacity)
+        slots._positions[:, :, :used] = positions
+        slots._taken = _ends(positions)
+        return slots
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of the ring."""
+        return len(self._taken)
+
+    @property
+    def positions(self) -> Int32[np.ndarray, "B slots"]:
+        """Copy of the position of the token in each slot, rank by rank; -1 for an empty slot."""
+        return self._positions.reshape(len(self._positions), -1).copy()
+
+    @property
+    def lengths(self) -> Int32[np.ndarray, " B"]:
+        """Number of tokens of each row."""
+        return self._positions.max(axis=(1, 2)) + 1
+
     @property
     def top(self) -> int:
         """Largest number of slots taken on any rank; all slots beyond it are empty."""
@@ -36,13 +60,13 @@ class Slots:
     @property
     def free(self) -> int:
         """Number of tokens that can still be generated, over all ranks."""
-        return self.capacity * len(self._taken) - int(self._taken.sum())
+        return self.capacity * self.ranks - int(self._taken.sum())
 
     @property
     def room(self) -> int:
         """Number of tokens of the longest chunk that still fits. A chunk takes the same number of slots on each
         rank."""
-        return (self.capacity - self.top) * len(self._taken)
+        return (self.capacity - self.top) * self.ranks
 
     def take_chunk(self, positions: Int32[np.ndarray, "B ranks T"]) -> Int32[np.ndarray, " ranks"]:
         """Return each rank's first slot for T tokens of each row; position -1 is padding. Trailing tokens that are
@@ -53,7 +77,7 @@ class Slots:
         starts = self._taken.copy()
         for rank, start in enumerate(starts):
             self._positions[:, rank, start : start + T] = positions[:, rank]
-        self._taken += _ends(np.any(positions >= 0, axis=0))
+        self._taken += _ends(positions)
         return starts
 
     def take(self, positions: Int32[np.ndarray, " B"]) -> tuple[int, int]:
@@ -70,7 +94,7 @@ class Slots:
     def truncate(self, lengths: Int32[np.ndarray, " B"]) -> None:
         """Free the slots of the tokens of each row beyond a length."""
         self._positions[self._positions >= np.asarray(lengths)[:, None, None]] = -1
-        self._taken = np.minimum(self._taken, _ends(np.any(self._positions >= 0, axis=0)))
+        self._taken = np.minimum(self._taken, _ends(self._positions))
 
     def pieces(self, size: int) -> Pieces:
         """Divide the slots of a rank into pieces of `size` slots. A last piece that has fewer is never whole."""
@@ -83,6 +107,7 @@ class Slots:
         return Pieces(order.astype(np.int32), np.array([whole.sum(), mixed.sum()], np.int32))
 
 
-def _ends(held: Bool[np.ndarray, "ranks T"]) -> Int32[np.ndarray, " ranks"]:
+def _ends(positions: Int32[np.ndarray, "B ranks T"]) -> Int32[np.ndarray, " ranks"]:
     """Return the number of slots up to the last that holds a token."""
-    return np.where(held, np.arange(1, held.shape[1] + 1, dtype=np.int32), 0).max(axis=1, initial=0)
+    numbers = np.arange(1, positions.shape[2] + 1, dtype=np.int32)
+    return np.where(positions >= 0, numbers, 0).max(axis=(0, 2), initial=0)

@@ -57,15 +57,13 @@ class Answer(Iterator[str]):
     def __init__(self, session: Session, prompt: Prompt, cached: int, steps: Iterator[list[int | None]], row: RowText):
         self.session, self.prompt = session, prompt
         self.prompt_tokens = len(prompt.ids) - cached
-        """Number of prompt tokens that were read for this answer; in a chat, only those that were not in the cache."""
+        """Number of prompt tokens that were read for this answer, those that were not in the cache."""
         self.ids = row.ids
         """Tokens so far, including the end token."""
         self.text = ""
         """Text of the pieces so far."""
         self.interrupted = False
         """True after an exception between two tokens; the contents of the session are then undefined."""
-        self.began_anew = False
-        """True if a chat had to reread its conversation from the beginning (`Chat.ask`)."""
         self._pieces = row_pieces(session, steps, [row])
 
     @property

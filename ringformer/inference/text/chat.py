@@ -1,32 +1,39 @@
 """A conversation with a model that keeps its cache between turns."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from ringformer.data.chats.conversations import Message
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.text.answers import Answer
 from ringformer.inference.text.text_generator import TextGenerator
+from ringformer.inference.text.text_session import TextSession
 
 
 class Chat:
-    """A conversation that keeps its cache, so that each turn reads only the new tokens.
+    """A conversation that keeps its cache. Of each turn, it reads the conversation from the first token on that differs
+    from those in the cache.
 
-    The cache holds exactly the tokens of the conversation as the chat template renders it. If the rendered tokens do
-    not begin with the cached ones, the conversation is reread from the beginning and the answer sets `began_anew`. This
-    happens when a template rewrites earlier turns, or when the model spelled an answer with tokens that the tokenizer
-    would not choose. It also happens when the cache has no room left because turns of odd lengths left slots empty.
+    These are the new tokens alone, unless a template rewrites earlier turns, an answer ended at a stop string, or the
+    model spelled it with tokens that the tokenizer would not choose.
 
     Args:
       generator: the model that answers.
       system: the system message; None: the template's default, if it has one.
+      session: a session to go on with; None: an empty one. begin: text with which the first question begins.
     """
 
-    def __init__(self, generator: TextGenerator, system: str | None = None):
+    def __init__(
+        self,
+        generator: TextGenerator,
+        system: str | None = None,
+        session: TextSession | None = None,
+        begin: str = "",
+    ):
         self.messages: list[Message] = [] if system is None else [Message("system", system)]
         """Conversation so far. The last answer is not included: the next `ask` first appends the part of it that was
         generated."""
-        self._generator = generator
+        self._generator, self._begin = generator, begin
+        self._session = session or generator.session()
         self._last: Answer | None = None
 
     def ask(
@@ -41,16 +48,9 @@ class Chat:
         if last is not None:
             last.close()
             messages.append(Message("assistant", last.text.removesuffix(last.prompt.tail)))
-        messages.append(Message("user", question))
+        messages.append(Message("user", question if last else self._begin + question))
         prompt = generator.text.encode_chat(messages)
         generator.check([prompt], max_new_tokens, stop)
-        answer = None
-        if last is not None and (cached := last.cached) and prompt.ids[: len(cached)] == cached:
-            last.interrupted = True  # its session goes on to the next answer
-            with suppress(ValueError):  # turns of odd lengths may have left too few free slots at the end of the cache
-                answer = generator.answer(last.session, prompt, len(cached), max_new_tokens, sampling, stop)
-        if answer is None:
-            answer = generator.answer(generator.generator.session(1), prompt, 0, max_new_tokens, sampling, stop)
-            answer.began_anew = last is not None
-        self.messages, self._last = messages, answer
-        return answer
+        self._last = self._session.answer(prompt, max_new_tokens, sampling, stop)
+        self.messages = messages
+        return self._last

@@ -9,10 +9,10 @@ from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.inference.generator import Generator
 from ringformer.inference.rows import check_room
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session
 from ringformer.inference.shared_text import SharedText, shared_length
 from ringformer.inference.text.answers import Answer, RowText, row_pieces
 from ringformer.inference.text.run_text import Prompt, RunText
+from ringformer.inference.text.text_session import TextSession, shared_beginning
 from ringformer.inference.text.text_stream import check_stops
 
 SHARED = 256
@@ -21,9 +21,7 @@ SHARED = 256
 
 def shared_tokens(rows: Sequence[list[int]]) -> int:
     """Return with how many equal tokens rows begin; each has at least one token after them."""
-    first, last = min(rows), max(rows)
-    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return min(common, min(map(len, rows)) - 1)
+    return min(shared_beginning(min(rows), max(rows)), min(map(len, rows)) - 1)
 
 
 class TextGenerator:
@@ -134,26 +132,21 @@ class TextGenerator:
         sampling: Sampling = Sampling(),
         stop: Sequence[str] = (),
         chat: bool = False,
+        session: TextSession | None = None,
     ) -> Answer:
         """Continue one prompt as `complete` does, and return the text in pieces of whole characters as they are
-        generated."""
+        generated.
+
+        Args:
+          session: a session whose cache may hold the beginning of the prompt; None: a new one.
+        """
         asked = self.text.prompt(prompt, chat)
         self.check([asked], max_new_tokens, stop)
-        return self.answer(self.generator.session(1), asked, 0, max_new_tokens, sampling, stop)
+        return (session or self.session()).answer(asked, max_new_tokens, sampling, stop)
 
-    def answer(
-        self,
-        session: Session,
-        prompt: Prompt,
-        cached: int,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop: Sequence[str],
-    ) -> Answer:
-        """Continue a prompt in a session of one row, which already holds the first `cached` tokens of the prompt."""
-        session.append([prompt.ids[cached:]])
-        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=prompt.ends)
-        return Answer(session, prompt, cached, steps, RowText(self.tokenizer, prompt, stop))
+    def session(self) -> TextSession:
+        """Start an empty session for `stream` or `Chat`, which keeps its cache from prompt to prompt."""
+        return TextSession(self.generator, self.tokenizer)
 
     def check(self, prompts: Sequence[Prompt], max_new_tokens: int, stop: Sequence[str]) -> None:
         """Raise ValueError for a prompt that is too long, or a stop string that cannot occur."""

@@ -106,7 +106,7 @@ def test_a_prefill_computes_what_a_context_needs_and_moves_its_ring():
 
 @on_tpu
 def test_a_context_in_chunks_takes_what_its_chunks_take():
-    """Queries travel here, and read 0, 1/4, 1/2, 3/4 of the cache: the sum of the attended slots times the last one's."""
+    """Queries travel here, and read 0, 1/4, 1/2, 3/4 of the cache: the last cost, by the sum of the attended slots."""
     workload = small("1,1,1,8", prefill_chunk=CONTEXT // 4)
     assert [workload.attended_slots(i) / (CONTEXT // 8) for i in range(4)] == [0, 0.25, 0.5, 0.75]
     estimates = {name: compiled(workload, name) for name in (PREFILL, FIRST_CHUNK)}

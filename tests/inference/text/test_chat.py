@@ -71,8 +71,7 @@ def test_the_cache_is_the_conversation_as_it_is_trained_on(runs, kind, name, sys
     generator = FakeGenerator(script)
     chat = Chat(TextGenerator(generator, text), system)
     for question, answer in TURNS:
-        said = chat.ask(question, max_new_tokens=200)
-        assert "".join(said).removesuffix(" ") == answer and not said.began_anew
+        assert "".join(chat.ask(question, max_new_tokens=200)).removesuffix(" ") == answer
     (session,) = generator.sessions
     assert session.rows == [rendered(text, messages)[0]]
     assert len(session.appended) == 3
@@ -93,13 +92,19 @@ def test_an_answer_that_was_cut_is_ended_in_the_cache(runs):
         while len(answer.ids) < taken and next(answer, None) is not None:
             pass
         assert answer.ids == ids[:3]
-        assert not chat.ask(second, max_new_tokens=5).began_anew
+        again = chat.ask(second, max_new_tokens=5)
+        assert again.prompt_tokens == len(again.prompt.ids) - len(answer.prompt.ids) - 3
         (session,) = generator.sessions
         assert session.rows[0] == expected[: len(session.rows[0])] and len(session.rows[0]) > len(expected) - 3
         assert chat.messages == [*first, Message("user", second)]
 
 
-def test_another_spelling_is_read_anew_and_said(runs):
+def texts_of(session):
+    """The tokens of each prompt that a session of one row read, and those that it read of them."""
+    return [row for (row,) in session.appended]
+
+
+def test_another_spelling_is_read_from_its_first_token_on(runs):
     """A model may spell an answer in other tokens than the tokenizer does; nothing of them stays in the cache."""
     text = runs["sp", "vicuna"]
     spelled = [i for letter in " ring" for i in text.tokenizer.encode(letter)] + [text.tokenizer.eos_id]
@@ -107,14 +112,15 @@ def test_another_spelling_is_read_anew_and_said(runs):
     generator = FakeGenerator([[spelled], [spelled]])
     chat = Chat(TextGenerator(generator, text))
     first = chat.ask("a", max_new_tokens=9)
-    assert "".join(first) == "ring" and not first.began_anew
+    assert "".join(first) == "ring"
     second = chat.ask("b", max_new_tokens=9)
-    assert second.began_anew and second.prompt_tokens == len(generator.sessions[1].rows[0])
     expected = text.encode_chat([Message("user", "a"), Message("assistant", "ring"), Message("user", "b")]).ids
-    assert generator.sessions[1].rows == [expected]
+    assert [session.rows for session in generator.sessions] == [[expected]]
+    assert texts_of(generator.sessions[0]) == [first.prompt.ids, expected[len(first.prompt.ids) :]]
+    assert second.prompt_tokens == len(expected) - len(first.prompt.ids)
 
 
-def test_a_template_that_rewrites_earlier_turns_is_read_anew(tmp_path):
+def test_a_template_that_rewrites_earlier_turns_is_read_from_there_on(tmp_path):
     """Here the thoughts of earlier answers are left out."""
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
@@ -131,20 +137,29 @@ def test_a_template_that_rewrites_earlier_turns_is_read_anew(tmp_path):
     for question in "abc":
         answers.append(chat.ask(question, max_new_tokens=50))
         list(answers[-1])
-    assert [answer.began_anew for answer in answers] == [False, False, True]
-    assert "hm~" not in text.tokenizer.decode(generator.sessions[-1].rows[0])
+    (session,) = generator.sessions
+    second, third = (answer.prompt.ids for answer in answers[1:])
+    assert third[: len(second)] == second, "up to the answer with the thoughts"
+    assert texts_of(session)[1:] == [second[len(answers[0].prompt.ids) + len(plain) :], third[len(second) :]]
+    assert session.rows == [third + plain] and "hm~" not in text.tokenizer.decode(session.rows[0])
     assert [m.content for m in chat.messages] == ["a", "yes", "b", "hm~the ring", "c"]
 
 
-def test_a_stop_string_leaves_no_trace_in_the_conversation(runs):
+def test_a_stop_string_is_forgotten_and_what_is_before_it_is_not_read_anew(runs):
+    """It is in the cache, but not in the conversation."""
     text = runs["llama3", "llama3"]
     script, _ = script_of(text, [("a", "the ring STOP and"), ("b", "c")])
     generator = FakeGenerator(script)
     chat = Chat(TextGenerator(generator, text))
-    assert "".join(chat.ask("a", max_new_tokens=50, stop=["STOP"])) == "the ring "
-    answer = chat.ask("b", max_new_tokens=50)
-    assert answer.began_anew, "the cache has the stop string, the conversation has not"
-    assert "STOP" not in text.tokenizer.decode(generator.sessions[-1].rows[0])
+    first = chat.ask("a", max_new_tokens=50, stop=["STOP"])
+    assert "".join(first) == "the ring "
+    second = chat.ask("b", max_new_tokens=50)
+    (session,) = generator.sessions
+    assert second.prompt.ids == text.encode_chat(chat.messages).ids == session.rows[0]
+    cached = first.prompt.ids + first.ids
+    kept = next(i for i, (x, y) in enumerate(zip(cached, second.prompt.ids, strict=False)) if x != y)
+    assert kept > len(first.prompt.ids) and texts_of(session)[1] == second.prompt.ids[kept:]
+    assert "STOP" not in text.tokenizer.decode(session.rows[0])
 
 
 def test_an_interrupted_answer_begins_anew(runs):
@@ -159,7 +174,8 @@ def test_an_interrupted_answer_begins_anew(runs):
     with pytest.raises(KeyboardInterrupt):
         next(answer)
     assert list(answer) == []
-    assert chat.ask("b", max_new_tokens=50).began_anew and len(generator.sessions) == 2
+    second = chat.ask("b", max_new_tokens=50)
+    assert second.prompt_tokens == len(second.prompt.ids) and len(generator.sessions) == 2
     assert chat.messages[1] == Message("assistant", "t")
 
 
@@ -172,15 +188,18 @@ def test_a_conversation_that_is_full_stays_as_it_was(runs):
     for bad, message in (("x" * 99, "limit of 220 tokens: the prompt alone fills it"), ("", "the prompt is empty")):
         with pytest.raises(ValueError, match=message):
             chat.ask(bad, max_new_tokens=5)
-    answer = chat.ask("c", max_new_tokens=5)
-    assert "".join(answer) == "d" and not answer.began_anew
-    assert generator.sessions[0].rows == [rendered(text, messages)[0]]
+    assert "".join(chat.ask("c", max_new_tokens=5)) == "d"
+    (session,) = generator.sessions
+    assert session.rows == [rendered(text, messages)[0]] and len(session.appended) == 2
 
 
-def test_a_cache_that_turns_have_left_full_of_holes_begins_anew(runs):
+def test_a_cache_that_turns_have_left_full_of_holes_is_read_anew(runs):
+    """In the session that there is: another beside it would take the memory twice."""
     text = runs["sp", "llama2"]
     script, messages = script_of(text, TURNS)
     generator = FakeGenerator(script, turns_that_fit=2)
     chat = Chat(TextGenerator(generator, text))
-    assert [(list(a := chat.ask(q, max_new_tokens=99)), a.began_anew)[1] for q, _ in TURNS] == [False, False, True]
-    assert generator.sessions[1].rows == [rendered(text, messages)[0]]
+    answers = [(list(answer := chat.ask(question, max_new_tokens=99)), answer)[1] for question, _ in TURNS]
+    assert [answer.prompt_tokens == len(answer.prompt.ids) for answer in answers] == [True, False, True]
+    (session,) = generator.sessions
+    assert session.rows == [rendered(text, messages)[0]]

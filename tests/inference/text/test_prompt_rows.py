@@ -114,7 +114,10 @@ def test_rows_that_cannot_be_answered_are_one_line_each(run, alone, tmp_path, ca
         (["--prompt=a", "--batch_size=2"], "belong together"),
         (["--prompts=none.jsonl", "--out=o.jsonl"], "there is no file of prompts none.jsonl"),
         (["--prompts=none.jsonl", "--out=o.jsonl", "--batch_size=0"], "--batch_size=0 must be at least 1"),
-        (["--prompts=none.jsonl", "--out=o.jsonl", "--chat", "--system=s"], "neither --distributed nor --system"),
+        (
+            ["--prompts=none.jsonl", "--out=o.jsonl", "--chat", "--system=s"],
+            "none of --distributed, --system, --session and --save_session",
+        ),
     ],
 )
 def test_options_that_cannot_be(run, capsys, words, message):
