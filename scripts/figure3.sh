@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Make our form of the paper's Figure 3: train the model of configs/retrieval.py up to 32K tokens, for three seeds on a
+# ring of eight simulated devices and once without a ring, evaluate the models of 1K, 4K, 8K, 16K and 32K, and write
+# results/figure3.json and docs/figures/figure3.png after each part. If interrupted, run the same command again: it
+# continues. OUT has the runs (default: runs/figure3).
+#   --last=N        last stage: 6 trains up to 8K tokens, 7 up to 16K, 8 up to 32K (default: 8)
+#   --share=X       share of the records, to try something quickly
+#   --config=FILE   a config to use instead of configs/retrieval.py
+#   --cases=N       cases of a context, 20 of them to a document beyond 8K (default: 200)
+#   --results=FILE  file of results (default: results/figure3.json)
+#   --figure=FILE   figure (default: docs/figures/figure3.png)
+#   --machine=TEXT  description of the machine, for the file of results (default: two CPU cores)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+last=8
+cases=200
+options=()
+results=results/figure3.json
+figure=docs/figures/figure3.png
+machine="two CPU cores"
+out=runs/figure3
+for argument in "$@"; do
+    case "$argument" in
+        --last=[4-8]) last=${argument#*=} ;;
+        --share=* | --config=*) options+=("$argument") ;;
+        --cases=*) cases=${argument#*=} ;;
+        --results=*) results=${argument#*=} ;;
+        --figure=*) figure=${argument#*=} ;;
+        --machine=*) machine=${argument#*=} ;;
+        -*)
+            echo "usage: bash scripts/figure3.sh [--last=N] [--share=X] [--config=FILE] [--cases=N] [--results=FILE]" \
+                "[--figure=FILE] [--machine=TEXT] [OUT]" >&2
+            exit 2
+            ;;
+        *) out=$argument ;;
+    esac
+done
+if [ -z "${RINGFORMER_PYTHON:-}" ]; then
+    bash scripts/setup_venv.sh test
+fi
+export RINGFORMER_PYTHON=${RINGFORMER_PYTHON:-$PWD/.venv/bin/python}
+export JAX_PLATFORMS=cpu
+mkdir -p "$out"
+
+# train NAME STAGE SEED DEVICES: train a run up to a stage
+train() {
+    bash scripts/retrieval.sh --short --train_only --last="$2" --seed="$3" --devices="$4" "${options[@]}" "$out/$1"
+}
+# evaluate NAME STAGE CONTEXT...: evaluate the model of a stage with cases that did not choose the recipe
+evaluate() {
+    local name=$1 run context few="" many="" began=$SECONDS
+    run=$(ls -d "$out/$name/run/stage-$2"-*)
+    for context in "${@:3}"; do
+        if [ "${context%K}" -le 8 ]; then few+=,$context; else many+=,$context; fi
+    done
+    echo "== Evaluation of $run at ${*:3}"
+    [ -z "$few" ] || lines figure3 --lengths="${few#,}" --num_cases="$cases" --batch_size=10
+    [ -z "$many" ] || lines figure3_documents --lengths="${many#,}" --num_cases=$((cases / 20)) --questions=20
+    echo "$name $(basename "$run") $((SECONDS - began))" >>"$out/evaluation_seconds.txt"
+    "$RINGFORMER_PYTHON" scripts/figure3.py "$out" --results="$results" --figure="$figure" --measured_on="$machine"
+}
+lines() {
+    "$RINGFORMER_PYTHON" -m ringformer.cli eval lines --run="$run" --out="$run/evals/$1" "${@:2}" --seed=7927 \
+        --max_value=99 --allow_longer
+}
+# family STAGE: evaluate the model of seed 0 from 1K to four times its context, at most 64K
+family() {
+    case $1 in
+        4) evaluate seed-0 4 1K 2K 4K ;;
+        5) evaluate seed-0 5 1K 2K 4K 8K 16K ;;
+        6) evaluate seed-0 6 1K 2K 4K 8K 16K 32K ;;
+        *) evaluate seed-0 "$1" 1K 2K 4K 8K 16K 32K 64K ;;
+    esac
+}
+# up_to STAGE: train all runs up to a stage, and evaluate the models from stage $2 to it
+up_to() {
+    local stage contexts=(1K 4K 8K 16K 32K)
+    train seed-0 "$1" 0 8
+    for stage in $(seq "$2" "$1"); do family "$stage"; done
+    for run in "seed-1 1 8" "seed-2 2 8" "control 0 1"; do
+        read -r name seed devices <<<"$run"
+        train "$name" "$1" "$seed" "$devices"
+        for stage in $(seq "$2" "$1"); do evaluate "$name" "$stage" "${contexts[stage - 4]}"; done
+    done
+}
+up_to $((last < 6 ? last : 6)) 4
+for stage in $(seq 7 "$last"); do up_to "$stage" "$stage"; done
