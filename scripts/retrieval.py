@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 from ringformer.cli.parser import output_argument
 from ringformer.evals.case_file import Row, read_cases
 from ringformer.evals.cases import seeded
+from ringformer.evals.intervals import wilson
 from ringformer.evals.lines import FOOTER, HEADER, LARGEST, LINE, record_text, score
 from ringformer.evals.model_folder import identity
 from ringformer.evals.runner import row_checker
-from ringformer.evals.tables import contexts, mean, mean_tokens, wilson
+from ringformer.evals.tables import contexts, mean, mean_tokens
 from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
 from ringformer.runs.metrics import read_metrics
 

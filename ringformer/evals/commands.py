@@ -1,4 +1,4 @@
-"""`ringformer eval lines | needle | ruler | perplexity`."""
+"""`ringformer eval lines | needle | ruler | perplexity | harness`."""
 
 import argparse
 from collections.abc import Callable
@@ -53,7 +53,10 @@ class LinesOptions(PromptOptions):
     max_value: int = 50_000
     """The largest number in a line; outputs label any other range as not LongEval's."""
     num_cases: int | None = None
-    """Cases of each length; default: 50, or all of a file."""
+    """Cases of each length, or documents if there are several --questions; default: 50, or all of a file."""
+    questions: int = 1
+    """Questions about each document, which is read once; each asks for another line. Intervals are then bootstrapped
+    over documents."""
 
 
 @dataclass(kw_only=True)

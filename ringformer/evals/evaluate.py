@@ -1,9 +1,9 @@
-"""The four evaluations: their settings, their cases and their outputs."""
+"""The evaluations: their settings, their cases and their outputs."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +29,36 @@ def evaluate_lines(args: argparse.Namespace) -> None:
         raise ValueError("no contexts given: set --lengths, --num_lines or --cases")
     if args.cases and numbers != lines.Numbers():
         raise ValueError("--min_value and --max_value do not apply to --cases, whose rows have their own numbers")
+    if args.cases and args.questions != 1:
+        raise ValueError("--questions does not apply to --cases, whose rows have one question each")
     official = lines.read_official(args.cases) if args.cases else []
     settings = {"form": numbers.form, "contexts": "--num_lines" if args.num_lines else "--lengths"}
     if args.cases:
         content = Path(args.cases).read_bytes()
         form = f"rows of {Path(args.cases).name}"
         settings = {"form": form, "contexts": "--cases", "cases_hash": content_hash(content)}
+    if args.questions > 1:
+        settings["questions"] = args.questions
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
+        options = {"seed": args.seed, "numbers": numbers, "questions": args.questions}
         count = args.num_cases or lines.CASES
-        if not (args.num_lines or args.cases):
-            return (list(lines.cases_of_length(n, count, args.seed, numbers, answering.tokens)) for n in lengths)
-        cases = [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in sizes]
-        for size in sorted({case.labels["num_lines"] for case in official}):
-            cases.append([case for case in official if case.labels["num_lines"] == size][: args.num_cases])
-        check_fit(chain.from_iterable(cases), answering)
-        return cases
+        if args.cases:
+            cases: list[list[Case]] = []
+            for size in sorted({case.labels["num_lines"] for case in official}):
+                cases.append([case for case in official if case.labels["num_lines"] == size][: args.num_cases])
+            check_fit(chain.from_iterable(cases), answering)
+            return cases
+        if args.num_lines:
+            check_fit(chain.from_iterable(lines.cases_of_lines(n, count, **options) for n in sizes), answering)
+            drawn = (lines.cases_of_lines(n, count, **options) for n in sizes)
+        else:
+            drawn = (lines.cases_of_length(n, count, **options, tokens=answering.tokens) for n in lengths)
+        if args.questions == 1:
+            return map(list, drawn)
+        if not answering.model.generator.can_append:
+            say("the model's attention reads all of its text at once: each question reads its document again")
+        return (list(group) for cases in drawn for _, group in groupby(cases, lambda case: case.index))
 
     title = f"line retrieval ({settings['form']})"
     _evaluate(args, "lines", title, settings, groups, lines.score, lines_table, draw_accuracy)

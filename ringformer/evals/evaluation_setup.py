@@ -101,7 +101,7 @@ def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., No
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[Opened]:
     """Open the model that `--run` names. Raises ValueError for invalid options, before anything is computed."""
-    for name in ("batch_size", "num_cases", "documents"):
+    for name in ("batch_size", "num_cases", "questions", "documents"):
         if (value := getattr(args, name, None)) is not None and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     check_matplotlib()

@@ -8,7 +8,7 @@ import numpy as np
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
-from ringformer.evals.tables import contexts, grouped, mean, mean_scores, mean_tokens, wilson
+from ringformer.evals.tables import accuracy_interval, contexts, grouped, mean, mean_scores, mean_tokens
 from ringformer.plotting import INK, RULE, drawn, label
 
 COLOR = "#3b75af"
@@ -23,11 +23,10 @@ CURVE: Any = {"linewidth": 2, "markersize": 5, "clip_on": False, "zorder": 3}
 
 @drawn
 def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
-    """Plot the accuracy of line retrieval over prompt tokens, as in the paper's Figure 3, with Wilson's 95%
-    intervals."""
+    """Plot the accuracy of line retrieval over prompt tokens, as in the paper's Figure 3, with 95% intervals."""
     groups = list(contexts(rows).values())
     tokens, accuracy = np.array([mean_tokens(group) for group in groups]), np.array([mean(group) for group in groups])
-    low, high = np.transpose([wilson(mean(group), len(group)) for group in groups])
+    low, high = np.transpose([accuracy_interval(group) for group in groups])
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
     errors = np.maximum((accuracy - low, high - accuracy), 0)
     axes.errorbar(tokens, accuracy, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)

@@ -47,59 +47,78 @@ def record_text(lines: Iterable[tuple[str, int]]) -> str:
 
 
 class Record:
-    """Lines of a case. The first n lines are the same, however many are requested.
+    """Lines of a document and the questions about them. The first n lines are the same, however many are requested.
 
     Args:
       parts: seed of the random numbers.
+      questions: number of questions, each about another line.
     """
 
-    def __init__(self, numbers: Numbers, *parts: object):
+    def __init__(self, numbers: Numbers, *parts: object, questions: int = 1):
         if not 0 <= numbers.smallest <= numbers.largest:
             raise ValueError(f"numbers from {numbers.smallest} to {numbers.largest}: use 0 <= smallest <= largest")
         rng, self._asked = seeded("lines", *parts), seeded("asked line", *parts).random()
         self._drawn = ((index, rng.randint(*numbers)) for index in distinct_pairs(rng))
         self._lines: list[tuple[str, int]] = []
+        self._parts, self._questions = parts, questions
 
     def lines(self, count: int) -> list[tuple[str, int]]:
         """Return the first `count` lines as (index, number), with distinct indices."""
         self._lines += islice(self._drawn, max(0, count - len(self._lines)))
         return self._lines[:count]
 
-    def prompt(self, count: int) -> str:
-        """Format the prompt of `count` lines, which ends in a space."""
+    def prompt(self, count: int, position: int | None = None) -> str:
+        """Format the prompt of `count` lines, which ends in a space and asks for the line at `position`; None: the
+        first question."""
         lines = self.lines(count)
-        return record_text(lines) + FOOTER.format(index=lines[self._position(count)][0])
+        position = self._positions(count)[0] if position is None else position
+        return record_text(lines) + FOOTER.format(index=lines[position][0])
 
-    def _position(self, count: int) -> int:
-        return int(self._asked * count)
+    def longest_prompt(self, count: int, tokens: CountTokens) -> str:
+        """Format the prompt of `count` lines whose question has the most tokens."""
+        lines = self.lines(count)
+        return self.prompt(count, max(self._positions(count), key=lambda i: tokens(FOOTER.format(index=lines[i][0]))))
 
-    def case(self, length: int | None, index: int, count: int) -> Case:
-        """Return the case of `count` lines, with the position of the line asked for, from 0, among its labels."""
-        position = self._position(count)
-        labels = {"num_lines": count, "position": position}
-        number = str(self.lines(count)[position][1])
-        return Case(length, index, self.prompt(count), (number,), MAX_NEW_TOKENS, labels)
+    def _positions(self, count: int) -> list[int]:
+        """Return the positions of the lines asked for: distinct ones, as many as there are questions or lines."""
+        first = int(self._asked * count)
+        others = [i for i in range(count) if i != first] if self._questions > 1 else []
+        return [first, *seeded("asked lines", *self._parts).sample(others, min(self._questions - 1, len(others)))]
+
+    def cases(self, length: int | None, index: int, count: int) -> Iterator[Case]:
+        """Yield the cases of `count` lines, one for each question, with the position of the line asked for, from 0,
+        among their labels. Raises ValueError if there are more questions than lines."""
+        if self._questions > count:
+            raise ValueError(f"--questions={self._questions}: a document has only {count} lines to ask for")
+        for question, position in enumerate(self._positions(count)):
+            labels = {"num_lines": count, "position": position}
+            labels |= {"question": question} if self._questions > 1 else {}
+            number = str(self.lines(count)[position][1])
+            yield Case(length, index, self.prompt(count, position), (number,), MAX_NEW_TOKENS, labels)
 
 
-def cases_of_length(length: int, count: int, seed: int, numbers: Numbers, tokens: CountTokens) -> Iterator[Case]:
-    """Yield `count` cases with as many lines as leave room for the answer in `length` tokens."""
+def cases_of_length(
+    length: int, count: int, seed: int, numbers: Numbers, tokens: CountTokens, questions: int = 1
+) -> Iterator[Case]:
+    """Yield the questions about `count` documents with as many lines as leave room for every question and its answer in
+    `length` tokens."""
     limit, guess = room_for_prompt(length, MAX_NEW_TOKENS), None
     for index in range(count):
-        record = Record(numbers, seed, length, index)
+        record = Record(numbers, seed, length, index, questions=questions)
 
         def prompt_tokens(lines: int, record: Record = record) -> int:
-            return tokens(record.prompt(lines))
+            return tokens(record.longest_prompt(lines, tokens))
 
         guess = largest_that_fits(prompt_tokens, limit, 1, guess)
-        yield record.case(length, index, guess)
+        yield from record.cases(length, index, guess)
 
 
-def cases_of_lines(num_lines: int, count: int, seed: int, numbers: Numbers) -> Iterator[Case]:
-    """Yield `count` cases of `num_lines` lines, regardless of their tokens."""
+def cases_of_lines(num_lines: int, count: int, seed: int, numbers: Numbers, questions: int = 1) -> Iterator[Case]:
+    """Yield the questions about `count` documents of `num_lines` lines, regardless of their tokens."""
     if num_lines < 1:
         raise ValueError(f"--num_lines={num_lines} must be at least 1")
     for index in range(count):
-        yield Record(numbers, seed, "lines", num_lines, index).case(None, index, num_lines)
+        yield from Record(numbers, seed, "lines", num_lines, index, questions=questions).cases(None, index, num_lines)
 
 
 def read_official(path: str | Path) -> list[Case]:

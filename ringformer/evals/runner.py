@@ -24,11 +24,15 @@ class Answering(NamedTuple):
         """Count the tokens that the model is given for a prompt and the beginning of its answer."""
         return len(self.model.encode(prompt, chat=self.chat, prefix=prefix))
 
-    def answers(self, batch: Sequence[Case]) -> list[str]:
-        """Return the model's answer to each case of a batch."""
-        new_tokens = max(case.max_new_tokens for case in batch)
-        prompts, prefixes = [case.prompt for case in batch], [case.prefix for case in batch]
-        return self.model.complete(prompts, max_new_tokens=new_tokens, chat=self.chat, prefixes=prefixes)
+    def answers(self, cases: Sequence[Case]) -> list[str]:
+        """Return the model's answer to each of some cases; a long text with which all of them begin is read once."""
+        return self.model.complete(
+            [case.prompt for case in cases],
+            max_new_tokens=max(case.max_new_tokens for case in cases),
+            batch_size=self.batch_size,
+            chat=self.chat,
+            prefixes=[case.prefix for case in cases],
+        )
 
 
 Score = Callable[[Case, str], float]
@@ -41,7 +45,8 @@ def answer_cases(
     file: CaseFile,
     say: Callable[[str], None],
 ) -> None:
-    """Answer the cases of `groups`, each of about one length, that are not in the file yet.
+    """Answer the cases of `groups`, each of about one length, that are not in the file yet. Questions about a document
+    are a group.
 
     Prompts are never truncated: all prompts of a group are measured before any is answered.
 
@@ -71,16 +76,18 @@ def _answer_group(group: Sequence[Case], answering: Answering, score: Score, fil
     for case in group:
         if case.key in file.rows:
             file.check(row_of(case, file.rows[case.key]["answer"]))
-    file.measure(missing, answering.batch_size, lambda batch: map(row_of, batch, answering.answers(batch)))
+    size = len(missing) or 1 if "question" in group[0].labels else answering.batch_size
+    file.measure(missing, size, lambda batch: map(row_of, batch, answering.answers(batch)))
     score_of_group = mean([file.rows[case.key] for case in group])
     return f"{describe(group)}: {len(group)} cases, {len(missing)} of them new, score {score_of_group:.1%}"
 
 
 def describe(group: Sequence[Case]) -> str:
-    """Describe the task and length that the cases of a group share."""
+    """Describe the task, length and document that the cases of a group share."""
     case = group[0]
     size = f"{case.labels['num_lines']:,} lines" if case.length is None else f"{case.length:,} tokens"
-    return f"{case.labels['task']}, {size}" if "task" in case.labels else size
+    document = f", document {case.index}" if "question" in case.labels else ""
+    return f"{case.labels['task']}, {size}" if "task" in case.labels else size + document
 
 
 def check_fit(cases: Iterable[Case], answering: Answering) -> dict[str, int]:

@@ -1,9 +1,10 @@
 """Text tables that summarize evaluations."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import nan, sqrt
+from math import nan
 
 from ringformer.evals.case_file import Row
+from ringformer.evals.intervals import bootstrap, wilson
 from ringformer.evals.perplexity import Loss
 
 
@@ -12,12 +13,15 @@ def mean(rows: Sequence[Row]) -> float:
     return sum(row["score"] for row in rows) / len(rows)
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95% interval for a share of `count` right or wrong cases: 50 of 50 gives 92.9 to 100%."""
-    z = 1.959964  # 97.5% of a normal distribution
-    middle, spread = share + z**2 / (2 * count), z * sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    low, high = ((middle + sign * spread) / (1 + z**2 / count) for sign in (-1, 1))
-    return max(0.0, low), min(1.0, high)
+def accuracy_interval(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the 95% interval of the mean score of right or wrong cases: Wilson's or, if documents have several
+    questions, from a bootstrap over documents. If all documents have the same share, which a bootstrap takes for
+    certain, the result is Wilson's interval of as many cases as there are documents."""
+    scores = [[row["score"] for row in document] for document in grouped(rows, "index").values()]
+    shares = {sum(of_document) / len(of_document) for of_document in scores}
+    if len(scores) == len(rows) or len(shares) == 1:
+        return wilson(mean(rows), len(scores))
+    return bootstrap([sum(of_document) for of_document in scores], [len(of_document) for of_document in scores])
 
 
 def mean_tokens(rows: Sequence[Row]) -> float:
@@ -38,15 +42,19 @@ def contexts(rows: Sequence[Row]) -> dict[int, list[Row]]:
 def lines_table(rows: Sequence[Row]) -> str:
     """Tabulate accuracy by context, with its 95% interval."""
     unit = "lines" if rows[0]["length"] is None else "context"
-    text = [f"{unit:>10}  prompt tokens         lines  cases  accuracy  95% interval"]
+    text = [f"{unit:>10}  prompt tokens         lines     cases  accuracy  95% interval"]
     for context, group in contexts(rows).items():
         counts = [row["num_lines"] for row in group]
         lines = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,}-{max(counts):,}"
-        low, high = wilson(mean(group), len(group))
+        documents = len(grouped(group, "index"))
+        cases = f"{documents} x {len(group) / documents:g}" if len(group) > documents else f"{len(group)}"
+        low, high = accuracy_interval(group)
         text.append(
-            f"{context:>10,} {mean_tokens(group):>14,.0f} {lines:>13} {len(group):>6} {mean(group):>9.1%} "
+            f"{context:>10,} {mean_tokens(group):>14,.0f} {lines:>13} {cases:>9} {mean(group):>9.1%} "
             f"{f'{100 * low:.1f}-{high:.1%}':>13}"
         )
+    if "question" in rows[0]:
+        text.append("cases: documents x questions about each; intervals are bootstrapped over documents")
     return "\n".join(text)
 
 

@@ -45,6 +45,7 @@ class Generator:
 
     Attributes:
       config: the model as it is computed here. kernel: its attention kernel, and the reason for it.
+      sizes: sizes of the programs of its sessions.
 
     Raises:
       ValueError: for sizes that are not positive, or a mesh that does not fit the model.
@@ -66,7 +67,7 @@ class Generator:
         local_tokens = (prefill_chunk or max_length) // mesh.shape["sp"]
         self.config, self.kernel = checked_config(config, mesh, local_tokens)
         self.mesh, self.max_length, self._programs = mesh, max_length, Programs(self.config, mesh, cache_dtype)
-        self._sizes = self._programs.sizes(max_length, prefill_chunk)
+        self.sizes = self._programs.sizes(max_length, prefill_chunk)
         self._weights = reshard(self.config, params, mesh)
 
     @classmethod
@@ -114,11 +115,16 @@ class Generator:
     @property
     def can_fork(self) -> bool:
         """True if rows can share the text of one (`Session.fork`)."""
-        return self.mesh.shape["dp"] == 1 and not any(self.config.windows) and self.config.attention not in REGISTERED
+        return self.mesh.shape["dp"] == 1 and not any(self.config.windows) and self.can_append
+
+    @property
+    def can_append(self) -> bool:
+        """True if a session can read more tokens after the first ones."""
+        return self.config.attention not in REGISTERED
 
     def session(self, rows: int) -> Session:
         """Start a session of `rows` empty rows, a multiple of dp."""
-        return Session(self._programs, self._weights, rows, self._sizes)
+        return Session(self._programs, self._weights, rows, self.sizes)
 
     def generate(
         self,
@@ -155,7 +161,7 @@ class Generator:
 
     def _losses(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Return the losses of at most dp rows."""
-        dp, sizes = self.mesh.shape["dp"], self._sizes
+        dp, sizes = self.mesh.shape["dp"], self.sizes
         length = round_up(max(map(len, rows)) - 1, sizes.step)
         every = [*rows, *[()] * (dp - len(rows))]
         tokens, targets = padded([row[:-1] for row in every], length), padded([row[1:] for row in every], length)

@@ -72,6 +72,11 @@ class ProgramSizes(NamedTuple):
         size = min(size, self.most)
         return size if size <= room else round_up(longest, self.granule)
 
+    def unpadded(self, tokens: int) -> int:
+        """Return the largest number of tokens, up to `tokens`, that a session reads into its empty cache without
+        padding."""
+        return tokens - tokens % self.most % self.step
+
     def reads(self, config: DecoderConfig, tokens: int, top: int, holes: bool = False) -> Reads | None:
         """Return how a chunk of `tokens` reads the slots below `top`; None: there are none."""
         if not top:

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 
 class Scripted:
     """A TextGenerator of UTF-8 bytes whose answer to a prompt is a function of it; remembers what it was asked, and
     whether that was a chat."""
+
+    generator = SimpleNamespace(can_append=True)
 
     def __init__(self, answer: Callable[[str], str]):
         self.answer = answer
@@ -17,7 +20,13 @@ class Scripted:
         return list(self.text(prompt, prefix, chat).encode())
 
     def complete(
-        self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False, prefixes: Sequence[str] = ()
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        batch_size: int,
+        chat: bool = False,
+        prefixes: Sequence[str] = (),
     ) -> list[str]:
         texts = [self.text(*each, chat) for each in zip(prompts, prefixes or [""] * len(prompts), strict=True)]
         self.batches.append(texts)

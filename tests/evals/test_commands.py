@@ -17,10 +17,14 @@ from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.evals import lines, model_folder
 from ringformer.evals.evaluation_setup import Opened, parse_lengths
+from ringformer.evals.intervals import bootstrap
 from ringformer.inference.generator import Generator
+from ringformer.inference.session import Session
+from ringformer.inference.text.text_generator import TextGenerator
 from tests.convert.models import load, save_model
 from tests.data.chat_samples import UNMARKED_JINJA, llama3
 from tests.evals.models import Scripted, knows_lines
+from tests.inference import runs
 from tests.inference.runs import converted_folder
 from tests.train.runs import MODEL
 
@@ -80,6 +84,51 @@ def test_lines_by_context(run, answered_by, capsys):
     assert len(rows_of(folder)) == 6 and len(model.batches) == 4
     assert evaluate("lines", run, "--lengths=2K,4096", "--num_cases=3") == 0 and len(model.batches) == 4
     assert evaluate("lines", run, "--lengths=1K", "--num_cases=3") == 0 and len(rows_of(folder)) == 9
+
+
+@pytest.mark.parametrize("size", ["--lengths=2K", "--num_lines=20"])
+def test_questions_about_documents(size, run, answered_by, capsys):
+    """All questions about a document are asked together, and the interval is one over documents."""
+    model, _ = answered_by(lambda prompt: knows_lines(prompt, 900))
+    options = [size, "--num_cases=4", "--questions=5", "--batch_size=2"]
+    assert evaluate("lines", run, *options) == 0
+    out, err = capsys.readouterr()
+    assert [len(batch) for batch in model.batches] == [5] * 4 and "document 3: 5 cases, 5 of them new" in err
+    assert all(len({prompt[: prompt.index("Now the record is")] for prompt in batch}) == 1 for batch in model.batches)
+    rows = rows_of(run / "evals" / "lines")
+    right = [sum(row["score"] for row in rows if row["index"] == i) for i in range(4)]
+    low, high = bootstrap(right, [5] * 4)
+    assert 0 < sum(right) < 20 and len(set(right)) > 1
+    words = out.splitlines()[2].split()
+    assert words[-5:] == ["4", "x", "5", f"{sum(right) / 20:.1%}", f"{100 * low:.1f}-{high:.1%}"]
+    assert "bootstrapped over documents" in out
+    (run / "evals" / "lines" / "cases.jsonl").write_text(
+        "".join(line + "\n" for line in (run / "evals" / "lines" / "cases.jsonl").read_text().splitlines()[:8])
+    )
+    assert evaluate("lines", run, *options) == 0 and capsys.readouterr().out == out
+    assert [len(batch) for batch in model.batches[4:]] == [3, 5, 5], "a killed evaluation goes on in a document"
+    assert evaluate("lines", run, *options, "--questions=4") == 2
+    assert "questions is 5, not 4" in capsys.readouterr().err
+
+
+def test_a_document_is_read_once_and_each_question_answered_as_alone(tmp_path, monkeypatch):
+    """By a model with weights; one question at a time, and three."""
+    folder, appended, append = runs.model_folder(tmp_path / "model", 1024), [], Session._append
+
+    def noted(self, rows, scored=False):
+        appended.append([len(row) for row in rows])
+        return append(self, rows, scored)
+
+    options = ["--lengths=1K", "--num_cases=1", "--questions=4", "--compute_dtype=float32"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_append", noted)
+        assert evaluate("lines", folder, *options, "--batch_size=3", f"--out={tmp_path}/o") == 0
+    document, first, last = appended
+    assert len(document) == 1 and document[0] > 800 and len(first) == len(last) == 3 and max(first + last) < 60
+    alone = TextGenerator.load(folder, max_length=1024, compute_dtype="float32")
+    cases = lines.cases_of_length(1024, 1, 0, lines.Numbers(), lambda prompt: len(alone.encode(prompt)), 4)
+    answers = [alone.complete([case.prompt], max_new_tokens=100)[0] for case in cases]
+    assert [row["answer"] for row in rows_of(tmp_path / "o")] == answers and len(set(answers)) > 1
 
 
 def test_another_range_of_numbers_is_called_so_everywhere(run, answered_by, capsys, tmp_path, monkeypatch):
@@ -211,6 +260,9 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         (["lines", "--num_lines=3", "--out=README.md"], "--out=README.md: the path, or part of it, is a file"),
         (["lines", "--num_lines=3", "--out=README.md/x/y"], "the path, or part of it, is a file"),
         (["lines", "--num_lines=3", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
+        (["lines", "--num_lines=3", "--questions=4"], "--questions=4: a document has only 3 lines to ask for"),
+        (["lines", "--num_lines=3", "--questions=0"], "--questions=0 must be at least 1"),
+        (["lines", "--cases=x", "--questions=2"], "--questions does not apply to --cases, whose rows have one"),
         (["lines", "--num_lines=0"], "--num_lines=0 must be at least 1"),
         (["lines", "--num_lines=a"], "'a' is not a whole number"),
         (["lines", "--lengths=2K", "--num_cases=0"], "--num_cases=0 must be at least 1"),

@@ -1,9 +1,12 @@
 """The pictures of evaluations: read from the axes, and written as PNG."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 
 from ringformer.evals import figures
+from ringformer.evals.intervals import bootstrap
 from ringformer.evals.perplexity import Loss
 from ringformer.evals.ruler.tasks import TASKS
 
@@ -24,8 +27,12 @@ def drawn_axes(monkeypatch):
     return seen
 
 
+NUMBERS = count()
+
+
 def row(length, score, **more):
-    return {"length": length, "prompt_tokens": (length or 500) - 100, "score": score, "num_lines": 20, **more}
+    tokens = (length or 500) - 100
+    return {"length": length, "index": next(NUMBERS), "prompt_tokens": tokens, "score": score, "num_lines": 20, **more}
 
 
 def is_png(path):
@@ -48,6 +55,17 @@ def test_accuracy_over_context(drawn_axes, tmp_path):
         1024 / 1.25,
         5120,
     )
+
+
+def test_intervals_of_questions_about_documents_are_drawn(drawn_axes, tmp_path):
+    rows = [
+        row(1124, score, index=i, question=j)
+        for i, of in enumerate([[1, 1], [1, 0], [0, 0]])
+        for j, score in enumerate(of)
+    ]
+    figures.draw_accuracy(rows, "lines: x", path=tmp_path / "a.png")
+    (bars,) = drawn_axes[0].collections
+    assert bars.get_segments()[0][:, 1].tolist() == list(bootstrap([2, 1, 0], [2, 2, 2])) == [0, 1]
 
 
 def test_a_single_context_is_drawn(drawn_axes, tmp_path):

@@ -99,6 +99,48 @@ def test_a_length_is_filled_with_lines(length):
         assert LINE.findall(case.prompt)[case.labels["position"]][1] == case.expected[0]
 
 
+def test_questions_about_a_document_share_its_lines_and_ask_for_others():
+    for cases in (
+        [*lines.cases_of_lines(9, 3, 0, lines.Numbers(), 9)],
+        [*lines.cases_of_length(600, 3, 0, lines.Numbers(), tokens, 9)],
+    ):
+        assert [(case.index, case.labels["question"]) for case in cases] == [(i, j) for i in range(3) for j in range(9)]
+        for document in (cases[:9], cases[9:18], cases[18:]):
+            records = {case.prompt[: case.prompt.index("\nNow the record is over.")] for case in document}
+            assert len(records) == 1 and len({case.labels["position"] for case in document}) == 9
+            for case in document:
+                assert lines.score(case, knows_lines(case.prompt)) == 1
+                assert LINE.findall(case.prompt)[case.labels["position"]][1] == case.expected[0]
+                assert len(LINE.findall(case.prompt)) == case.labels["num_lines"]
+
+
+def test_the_longest_question_fits_and_one_more_line_would_not():
+    """Against trying all numbers of lines, with a question of every position that is asked for."""
+    for seed in range(6):
+        (first, *others) = lines.cases_of_length(500, 1, seed, lines.Numbers(), len_in_bytes, 4)
+        count = first.labels["num_lines"]
+        record = lines.Record(lines.Numbers(), seed, 500, 0, questions=4)
+        longest = {n: max(len_in_bytes(case.prompt) for case in record.cases(500, 0, n)) for n in (count, count + 1)}
+        assert max(len_in_bytes(case.prompt) for case in (first, *others)) == longest[count] <= 400 < longest[count + 1]
+
+
+def len_in_bytes(prompt):
+    return max(1, len(prompt) - 400)
+
+
+def test_one_question_is_the_first_of_several():
+    (one,) = lines.cases_of_lines(40, 1, 0, lines.Numbers())
+    (first, second) = lines.cases_of_lines(40, 1, 0, lines.Numbers(), 2)
+    assert first.prompt == one.prompt != second.prompt and "question" not in one.labels
+
+
+def test_more_questions_than_lines_are_refused():
+    with pytest.raises(ValueError, match="--questions=4: a document has only 3 lines to ask for"):
+        next(lines.cases_of_lines(3, 1, 0, lines.Numbers(), 4))
+    with pytest.raises(ValueError, match=r"--questions=50: a document has only \d+ lines to ask for"):
+        next(lines.cases_of_length(600, 1, 0, lines.Numbers(), tokens, 50))
+
+
 def test_more_cases_begin_with_the_same_ones():
     few, many = (list(lines.cases_of_length(1000, count, 0, lines.Numbers(), tokens)) for count in (2, 4))
     assert many[:2] == few

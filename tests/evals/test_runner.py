@@ -9,7 +9,7 @@ import pytest
 from ringformer.evals import lines, needle
 from ringformer.evals.case_file import CaseFile
 from ringformer.evals.runner import Answering, answer_cases, check_fit, row_checker
-from ringformer.evals.tables import contexts, cross_table, lines_table, mean, wilson
+from ringformer.evals.tables import contexts, cross_table, lines_table, mean
 from tests.evals.models import Scripted, knows_lines
 
 SETTINGS = {"run": "runs/x", "step": 3, "seed": 0}
@@ -50,25 +50,6 @@ def test_a_model_of_known_reach_gets_its_score(within, tmp_path):
     ]
     if within == 10**9:
         assert [line[-1] for line in said] == ["83.9-100.0%"] * 2
-
-
-@pytest.mark.parametrize(
-    ("right", "count", "low", "high"),
-    [
-        (50, 50, 0.9287, 1.0),
-        (0, 50, 0.0, 0.0713),
-        (45, 50, 0.7864, 0.9565),
-        (1, 2, 0.0945, 0.9055),
-        (0, 1, 0, 0.7935),
-    ],
-)
-def test_an_interval_is_wilson_s(right, count, low, high):
-    """As its definition has it: the shares p with |right / count - p| = 1.96 * sqrt(p (1 - p) / count)."""
-    found = wilson(right / count, count)
-    assert found == pytest.approx((low, high), abs=1e-4)
-    for p in found:
-        if 0 < p < 1:
-            assert abs(right / count - p) == pytest.approx(1.959964 * (p * (1 - p) / count) ** 0.5, abs=1e-6)
 
 
 def test_batches_have_one_length_and_one_size(tmp_path):

@@ -54,7 +54,7 @@ class FakeGenerator:
     def __init__(self, script, max_length=4096, *, dp=1, turns_that_fit=99):
         self.script, self.max_length, self.sessions, self.samplings = list(script), max_length, [], []
         self.interrupt, self.turns_that_fit = False, turns_that_fit
-        self.can_fork = False
+        self.can_fork = self.can_append = False
         self.mesh = SimpleNamespace(shape={"dp": dp})
         self.kernel = "kernel xla: there are kernels for TPU and GPU, none for cpu"
 

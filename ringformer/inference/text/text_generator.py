@@ -10,6 +10,7 @@ from ringformer.inference.generator import Generator
 from ringformer.inference.rows import check_room
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session
+from ringformer.inference.shared_text import SharedText, shared_length
 from ringformer.inference.text.answers import Answer, RowText, row_pieces
 from ringformer.inference.text.run_text import Prompt, RunText
 from ringformer.inference.text.text_stream import check_stops
@@ -71,11 +72,13 @@ class TextGenerator:
         stop: Sequence[str] = (),
         chat: bool = False,
         prefixes: Sequence[str] = (),
+        batch_size: int | None = None,
     ) -> list[str]:
-        """Continue prompts as one batch; each text ends before an end token or a stop string, or after
-        `max_new_tokens`. A long text with which all prompts begin is read once (`Session.fork`).
+        """Continue prompts; each text ends before an end token or a stop string, or after `max_new_tokens`. A long text
+        with which all prompts begin is read once (`SharedText`).
 
         Args:
+          batch_size: prompts to continue at a time; None: all of them.
           prefixes: beginning of the answer to each prompt. The model is given this text, and answers do not repeat it.
             Empty: no prefixes.
 
@@ -85,7 +88,7 @@ class TextGenerator:
         begins = prefixes or [""] * len(prompts)
         asked = [self.text.prompt(prompt, chat, prefix) for prompt, prefix in zip(prompts, begins, strict=True)]
         self.check(asked, max_new_tokens, stop)
-        batches = self.complete_batches(asked, len(asked) or 1, max_new_tokens, sampling, stop)
+        batches = self.complete_batches(asked, batch_size or len(asked) or 1, max_new_tokens, sampling, stop)
         return [text for texts in batches for text in texts]
 
     def complete_batches(
@@ -99,22 +102,21 @@ class TextGenerator:
         """Continue checked prompts, so many at a time, and yield the texts of each batch. A long text with which all
         prompts begin is read once."""
         common = shared_tokens([prompt.ids for prompt in prompts]) if len(prompts) > 1 else 0
-        begin = None
-        if common >= SHARED and self.generator.can_fork:
-            begin = self.generator.session(1)
-            begin.append([prompts[0].ids[:common]])
+        common = shared_length(self.generator, common, -(-len(prompts) // batch_size))
+        dp, shared = self.generator.mesh.shape["dp"], None
+        rows = min(len(prompts), batch_size)
+        rows += -rows % dp
+        if common >= SHARED:
+            shared = SharedText(self.generator, prompts[0].ids[:common], rows)
         for first in range(0, len(prompts), batch_size):
             asked = prompts[first : first + batch_size]
-            rows = (
-                min(len(prompts), batch_size) if begin else len(asked) + -len(asked) % self.generator.mesh.shape["dp"]
-            )
+            rows = rows if shared else len(asked) + -len(asked) % dp
             ids = [prompt.ids for prompt in [*asked, *[asked[0]] * (rows - len(asked))]]
-            if begin is None:
+            if shared is None:
                 session = self.generator.session(rows)
                 session.append(ids)
             else:
-                longest = max(map(len, ids)) - common + max_new_tokens
-                session = begin.fork(rows, max_new=2 ** (longest - 1).bit_length())  # few sizes, few compilations
+                session = shared.session(max(map(len, ids)) - common + max_new_tokens)
                 session.append([row[common:] for row in ids])
             steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=asked[0].ends)
             for row in range(len(asked), rows):
