@@ -60,8 +60,8 @@ def get_config():
         # From here on, lines share words, so that adjectives are learned. Lengths are mixed, evenly over orders of
         # magnitude, because with only the longest records the model learns nothing and loses what it has learned.
         short | falling | {"steps": 700, "batch_size": 4, "data.min_length": 341, "data.max_length": 1024},
-        # With theta 1e6, five of the 16 frequencies turn little enough in 8K tokens to compare words over that distance,
-        # with 1e9 eight. With 4e6 and 1.6e7 at 4K and 8K tokens, one answer in ten was wrong at 8K.
+        # With theta 1e6, five of the 16 frequencies turn less than a radian in 8K tokens, with 1.6e7 seven, with 1e9
+        # nine: only these compare words over that distance. With 1.6e7, one answer in ten was wrong at 8K.
         extended(4096, 1e8, 100, batch_size=2),
         extended(8192, 1e9, 80),
         extended(16_384, 1e10, 60),

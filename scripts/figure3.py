@@ -24,7 +24,7 @@ from ringformer.evals.lines import score
 from ringformer.evals.model_folder import identity
 from ringformer.evals.runner import row_checker
 from ringformer.evals.tables import accuracy_interval, contexts, grouped, mean, mean_tokens
-from ringformer.plotting import FAINT, RULE, drawn, label
+from ringformer.plotting import FAINT, INK, RULE, drawn
 from ringformer.runs.metrics import read_metrics
 
 K = 1024
@@ -33,7 +33,7 @@ MODELS = {4: K, 5: 4 * K, 6: 8 * K, 7: 16 * K, 8: 32 * K}
 LONGEST = 64 * K
 """Longest context of an evaluation."""
 MANY = 8 * K
-"""Longest context that is measured with cases of one question each; longer ones with several questions to a document."""
+"""Longest context that is measured with a case for each question; beyond, a document has several questions."""
 EVALUATIONS = ("figure3", "figure3_documents")
 """Folders of the evaluations of a stage: up to `MANY` tokens, and beyond."""
 BINS = 5
@@ -140,7 +140,7 @@ def collect(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
         path = folder / name / "run" / "stages.json"
         trained = {row["stage"]: row for row in json.loads(path.read_text())} if path.is_file() else {}
         found: dict[str, Any] = {"name": name, "seed": run.seed, "ring": run.devices, "stages": [], "curves": []}
-        for number, stage in trained.items():
+        for stage in trained.values():
             run_dir = folder / name / "run" / stage["run_dir"]
             if stage["state"] != "finished":
                 continue
@@ -191,7 +191,7 @@ COLORS = ("#9db8d2", "#3b75af", "#2c8a57", "#c2570c", "#a06cc0")
 def draw(plt, runs: Sequence[dict[str, Any]], title: str) -> Any:
     """Draw our curves beside what the paper's figure shows."""
     figure, (ours, papers) = plt.subplots(
-        1, 2, figsize=(11, 4.2), layout="constrained", width_ratios=(3, 2), sharey=True
+        1, 2, figsize=(11, 4.9), layout="constrained", width_ratios=(3, 2), sharey=True
     )
     colors = dict(zip(MODELS.values(), COLORS, strict=True))
     for curve_ in runs[0]["curves"]:
@@ -201,13 +201,13 @@ def draw(plt, runs: Sequence[dict[str, Any]], title: str) -> Any:
         name = f"trained at {curve_['trained'] // K}K"
         errors = np.maximum((y - low, high - y), 0)
         ours.errorbar(x, y, errors, color=color, marker="o", elinewidth=1, capsize=2, label=name, **CURVE)
-    for mark, run in zip("sD^", runs[1:], strict=False):
-        points = [(c["trained"], row["accuracy"]) for c in run["curves"] for row in c["accuracy"]]
-        points = [point for point, c in zip(points, run["curves"], strict=True)]
-        name = f"seed {run['seed']}" + (", without a ring" if run["ring"] == 1 else "") + ", at its own length"
-        x, y = np.transpose(points) if points else ((), ())
-        ours.plot(x, y, mark, color="none", markeredgecolor=FAINT, markersize=8, label=name, clip_on=False, zorder=2)
-    for color, (name, points) in zip(("#c2570c", "#2c8a57", "#6e7781", "#3b75af"), PAPER.items(), strict=True):
+    for mark, shift, run in zip("sDx", (0.93, 0.87, 1.08), runs[1:], strict=False):  # beside one another
+        points = [(shift * c["trained"], row["accuracy"]) for c in run["curves"] for row in c["accuracy"]]
+        if points:
+            name = f"seed {run['seed']}{', without a ring' if run['ring'] == 1 else ''}, at its own context"
+            style = {"color": INK if mark == "x" else "none", "markeredgecolor": INK, "markersize": 5, "zorder": 4}
+            ours.plot(*np.transpose(points), mark, label=name, clip_on=False, **style)
+    for color, (name, points) in zip(("#3b75af", FAINT, "#c2570c", "#2c8a57"), PAPER.items(), strict=True):
         papers.plot(list(points), list(points.values()), "o--", color=color, label=name, **CURVE)
     for axes, low, high in ((ours, K, LONGEST), (papers, 2 * K, 512 * K)):
         ticks = [2**i for i in range(int(np.log2(low)), int(np.log2(high)) + 1)]
@@ -219,11 +219,9 @@ def draw(plt, runs: Sequence[dict[str, Any]], title: str) -> Any:
         axes.yaxis.set_major_formatter(PERCENT)
         axes.grid(axis="y", color=RULE, linewidth=0.6)
         axes.tick_params(length=0)
-    ours.legend(loc="lower left", frameon=False, fontsize=8)
-    papers.legend(loc="lower left", frameon=False, fontsize=8)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=8)
     ours.set(ylabel="accuracy, 95% interval", title=title)
-    papers.set_title("the paper's Figure 3, read off: up to 13B parameters")
-    del label
+    papers.set_title("the paper's Figure 3, read off by eye")
     return figure
 
 

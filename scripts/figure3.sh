@@ -46,6 +46,16 @@ mkdir -p "$out"
 train() {
     bash scripts/retrieval.sh --short --train_only --last="$2" --seed="$3" --devices="$4" "${options[@]}" "$out/$1"
 }
+# copy_first_stages FROM TO: begin a run with the records and the stages 1 to 4 of another, which are without a ring
+copy_first_stages() {
+    if [ ! -e "$out/$2" ]; then
+        rm -rf "$out/$2.copying"
+        mkdir -p "$out/$2.copying/run"
+        cp -r "$out/$1"/{made.json,records.jsonl,tokenizer,store} "$out/$2.copying"
+        cp -r "$out/$1"/run/stage-[1-4]-* "$out/$2.copying/run"
+        mv "$out/$2.copying" "$out/$2"
+    fi
+}
 # evaluate NAME STAGE CONTEXT...: evaluate the model of a stage with cases that did not choose the recipe
 evaluate() {
     local name=$1 run context few="" many="" began=$SECONDS
@@ -54,14 +64,14 @@ evaluate() {
         if [ "${context%K}" -le 8 ]; then few+=,$context; else many+=,$context; fi
     done
     echo "== Evaluation of $run at ${*:3}"
-    [ -z "$few" ] || lines figure3 --lengths="${few#,}" --num_cases="$cases" --batch_size=10
+    [ -z "$few" ] || lines figure3 --lengths="${few#,}" --num_cases="$cases"
     [ -z "$many" ] || lines figure3_documents --lengths="${many#,}" --num_cases=$((cases / 20)) --questions=20
     echo "$name $(basename "$run") $((SECONDS - began))" >>"$out/evaluation_seconds.txt"
     "$RINGFORMER_PYTHON" scripts/figure3.py "$out" --results="$results" --figure="$figure" --measured_on="$machine"
 }
 lines() {
     "$RINGFORMER_PYTHON" -m ringformer.cli eval lines --run="$run" --out="$run/evals/$1" "${@:2}" --seed=7927 \
-        --max_value=99 --allow_longer
+        --batch_size=10 --max_value=99 --allow_longer --cpu_devices=2 --mesh_dim=1,1,1,-1
 }
 # family STAGE: evaluate the model of seed 0 from 1K to four times its context, at most 64K
 family() {
@@ -79,6 +89,7 @@ up_to() {
     for stage in $(seq "$2" "$1"); do family "$stage"; done
     for run in "seed-1 1 8" "seed-2 2 8" "control 0 1"; do
         read -r name seed devices <<<"$run"
+        [ "$name" != control ] || copy_first_stages seed-0 control
         train "$name" "$1" "$seed" "$devices"
         for stage in $(seq "$2" "$1"); do evaluate "$name" "$stage" "${contexts[stage - 4]}"; done
     done

@@ -211,7 +211,8 @@ def losses(run_dir: Path, every: int = 20) -> list[float]:
 def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
     """Return the results of a run of scripts/retrieval.sh, and the cases that measured them.
 
-    The results are its seed, its stages with their losses, and its accuracy by context.
+    The results are its seed, its stages with their losses, without those that were not begun, and its accuracy by
+    context.
 
     Args:
       evaluation: folder of the cases: lines, or test (cases that were not used to choose the recipe).
@@ -222,6 +223,7 @@ def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
         cases per context, or a file was changed after it was written.
     """
     stages = json.loads((folder / "run" / "stages.json").read_text())
+    stages = [stage for stage in stages if stage["state"] != "not begun"]
     last = folder / "run" / stages[-1]["run_dir"]
     if unfinished := [stage["stage"] for stage in stages if stage["state"] != "finished"]:
         raise ValueError(f"{folder}: stage {unfinished[0]} is not finished: the command that trains it goes on")

@@ -73,7 +73,7 @@ def test_the_cases_are_published_and_are_those_of_their_seed(run):
         assert [row["index"] for row in rows] == list(range(100)) and sum(right) / 100 == measured
         for row in rows[::20]:
             record = lines.Record(lines.Numbers(1, 99), TEST, context, row["index"])
-            case = record.case(context, row["index"], row["num_lines"])
+            (case,) = record.cases(context, row["index"], row["num_lines"])
             assert (case.prompt_hash, list(case.expected)) == (row["prompt_hash"], row["expected"])
             assert f"line {record.lines(row['position'] + 1)[-1][0]}:" in case.prompt
 
