@@ -32,10 +32,9 @@ MODELS = {4: K, 5: 4 * K, 6: 8 * K, 7: 16 * K, 8: 32 * K}
 """Context of the models by the stage that ends with them."""
 LONGEST = 64 * K
 """Longest context of an evaluation."""
-MANY = 8 * K
-"""Longest context that is measured with a case for each question; beyond, a document has several questions."""
-EVALUATIONS = ("figure3", "figure3_documents")
-"""Folders of the evaluations of a stage: up to `MANY` tokens, and beyond."""
+EVALUATIONS = ("figure3", "figure3_own", "figure3_documents")
+"""Folders of the evaluations of a stage: up to 8K tokens with a document for each question, beyond with five questions
+about each document at the model's own context, and with twenty at others."""
 BINS = 5
 """Parts of a record by which accuracy is listed."""
 
@@ -130,7 +129,7 @@ def curve(run_dir: Path) -> tuple[int | None, list[dict[str, Any]]]:
             raise ValueError(f"{path} has the cases of another checkpoint than {run_dir} has: remove {path.parent}")
         seed = settings["seed"]
         rows += measured(list(found.values())) if found else []
-    return seed, rows
+    return seed, sorted(rows, key=lambda row: row["context"])
 
 
 def collect(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -6,7 +6,7 @@
 #   --last=N        last stage: 6 trains up to 8K tokens, 7 up to 16K, 8 up to 32K (default: 8)
 #   --share=X       share of the records, to try something quickly
 #   --config=FILE   a config to use instead of configs/retrieval.py
-#   --cases=N       cases of a context, 20 of them to a document beyond 8K (default: 200)
+#   --cases=N       cases of a context; beyond 8K a document has 20 of them, or 5 at the model's own context (default: 200)
 #   --results=FILE  file of results (default: results/figure3.json)
 #   --figure=FILE   figure (default: docs/figures/figure3.png)
 #   --machine=TEXT  description of the machine, for the file of results (default: two CPU cores)
@@ -41,6 +41,7 @@ fi
 export RINGFORMER_PYTHON=${RINGFORMER_PYTHON:-$PWD/.venv/bin/python}
 export JAX_PLATFORMS=cpu
 mkdir -p "$out"
+contexts=(1K 4K 8K 16K 32K)  # of the models of stages 4 to 8
 
 # train NAME STAGE SEED DEVICES: train a run up to a stage
 train() {
@@ -58,13 +59,15 @@ copy_first_stages() {
 }
 # evaluate NAME STAGE CONTEXT...: evaluate the model of a stage with cases that did not choose the recipe
 evaluate() {
-    local name=$1 run context few="" many="" began=$SECONDS
+    local name=$1 run own context few="" many="" began=$SECONDS
     run=$(ls -d "$out/$name/run/stage-$2"-*)
+    own=${contexts[$2 - 4]}
     for context in "${@:3}"; do
-        if [ "${context%K}" -le 8 ]; then few+=,$context; else many+=,$context; fi
+        if [ "${context%K}" -le 8 ]; then few+=,$context; elif [ "$context" != "$own" ]; then many+=,$context; fi
     done
     echo "== Evaluation of $run at ${*:3}"
     [ -z "$few" ] || lines figure3 --lengths="${few#,}" --num_cases="$cases"
+    [ "${own%K}" -le 8 ] || lines figure3_own --lengths="$own" --num_cases=$((cases / 5)) --questions=5
     [ -z "$many" ] || lines figure3_documents --lengths="${many#,}" --num_cases=$((cases / 20)) --questions=20
     echo "$name $(basename "$run") $((SECONDS - began))" >>"$out/evaluation_seconds.txt"
     "$RINGFORMER_PYTHON" scripts/figure3.py "$out" --results="$results" --figure="$figure" --measured_on="$machine"
@@ -84,7 +87,7 @@ family() {
 }
 # up_to STAGE: train all runs up to a stage, and evaluate the models from stage $2 to it
 up_to() {
-    local stage contexts=(1K 4K 8K 16K 32K)
+    local stage
     train seed-0 "$1" 0 8
     for stage in $(seq "$2" "$1"); do family "$stage"; done
     for run in "seed-1 1 8" "seed-2 2 8" "control 0 1"; do
