@@ -58,7 +58,8 @@ PAPER = {
     "Vicuna-13B-16K": {4_000: 1.0, 12_000: 0.6},
     "Claude-2-100K": {4_000: 1.0, 64_000: 1.0, 100_000: 0.9},
 }
-"""Accuracy by tokens, as read off the paper's Figure 3, to about 0.05. The paper prints no numbers."""
+"""Accuracy by tokens at the ends and bends of the curves of the paper's Figure 3, as a written summary of it gives
+them, to about 0.05. The paper prints no numbers."""
 
 
 def wanted(run: Run, context: int) -> list[int]:
@@ -220,7 +221,7 @@ def draw(plt, runs: Sequence[dict[str, Any]], title: str) -> Any:
         axes.tick_params(length=0)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=8)
     ours.set(ylabel="accuracy, 95% interval", title=title)
-    papers.set_title("the paper's Figure 3, read off by eye")
+    papers.set_title("the paper's Figure 3, approximate")
     return figure
 
 
