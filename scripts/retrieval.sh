@@ -67,13 +67,13 @@ for stage in $(seq 1 "$last"); do
 done
 [ -n "$evaluate" ] || exit 0
 contexts=(1K 4K 8K 16K 32K)
-contexts=$(IFS=,; echo "${contexts[*]:0:last-3}")
+lengths=$(IFS=,; echo "${contexts[*]:0:last-3}")
 run=$(ls -d "$out"/run/stage-"$last"-*)
 evaluate() {
     step "$1" "$python" -m ringformer.cli eval lines --run="$run" "${@:2}" --max_value="$largest" --batch_size=10 \
         --mesh_dim=1,1,1,-1 --cpu_devices=8
 }
-evaluate "Evaluation" --lengths="$contexts" --num_cases=50
+evaluate "Evaluation" --lengths="$lengths" --num_cases=50
 if [ -n "$test" ]; then
     evaluate "Test" --out="$run/evals/test" --seed=7919 --lengths=1K,4K,8K,16K --allow_longer --num_cases=100
 fi

@@ -89,5 +89,5 @@ def test_the_page_has_every_time():
 def test_what_is_missing_is_said():
     text = " ".join(PAGE.split())
     assert ("The figure is partial" in text) == bool(RESULTS["missing"])
-    assert f"{len(RESULTS['missing'])} of its curves and points are missing" in text or not RESULTS["missing"]
+    assert f"{len(RESULTS['missing'])} models or evaluations of it are missing" in text or not RESULTS["missing"]
     assert (ROOT / "docs" / "figures" / "figure3.png").is_file()
