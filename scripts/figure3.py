@@ -47,10 +47,17 @@ class Run(NamedTuple):
     """Devices of the ring."""
     farthest: int = 1
     """Contexts to evaluate, relative to the one that the model was trained at."""
+    path: str | None = None
+    """Its folder; None: run, in the folder of its name."""
 
 
-RUNS = {"seed-0": Run(0, farthest=4), "seed-1": Run(1), "seed-2": Run(2), "control": Run(0, devices=1)}
-"""Runs by the name of their folder. The first is evaluated from 1K to four times its own context."""
+RUNS = {
+    "seed-0": Run(0, farthest=4),
+    "seed-1": Run(1),
+    "seed-2": Run(2),
+    "control": Run(0, devices=1, path="seed-0/control"),
+}
+"""Runs by name. The first is evaluated from 1K to four times its own context."""
 
 PAPER = {
     "Ring Attention-13B-512K": {4_000: 0.9, 500_000: 0.9},
@@ -75,14 +82,14 @@ def seconds_of_steps(run_dir: Path, tokens: int) -> float:
     return round(sum(tokens / row["tokens_per_second"] for row in rows if "tokens_per_second" in row), 1)
 
 
-def longest_record(folder: Path, stage: dict[str, Any], run_dir: Path) -> int:
+def longest_record(store: Path, stage: dict[str, Any], run_dir: Path) -> int:
     """Return a length in tokens that a record which the stage trained on certainly reached.
 
     A sequence has a record or more, none is read twice before all were read, and records that were not read may be the
     longest. With as many records read as there are, this is the length of the longest.
     """
     data = json.loads((run_dir / "config.json").read_text())["data"]
-    lengths = np.diff(TokenStore(folder / "store" / "train").offsets)
+    lengths = np.diff(TokenStore(store / "train").offsets)
     lengths = np.sort(lengths[(lengths >= data["min_length"]) & (lengths <= data["max_length"])])
     read = min(len(lengths), stage["tokens"] // stage["seq_len"])
     return int(lengths[read - 1])
@@ -137,15 +144,16 @@ def collect(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the runs with their stages and curves, and what is missing of the family."""
     runs, missing = [], []
     for name, run in RUNS.items():
-        path = folder / name / "run" / "stages.json"
+        run_path = folder / (run.path or f"{name}/run")
+        path = run_path / "stages.json"
         trained = {row["stage"]: row for row in json.loads(path.read_text())} if path.is_file() else {}
         found: dict[str, Any] = {"name": name, "seed": run.seed, "ring": run.devices, "stages": [], "curves": []}
         for stage in trained.values():
-            run_dir = folder / name / "run" / stage["run_dir"]
+            run_dir = run_path / stage["run_dir"]
             if stage["state"] != "finished":
                 continue
             kept = {key: stage[key] for key in ("stage", "seq_len", "rope_theta", "steps", "tokens")}
-            kept["longest_record"] = longest_record(folder / name, stage, run_dir)
+            kept["longest_record"] = longest_record(run_path.parent / "store", stage, run_dir)
             kept["seconds"] = seconds_of_steps(run_dir, stage["tokens"] // stage["steps"])
             found["stages"].append(kept)
         finished = {stage["stage"]: stage for stage in found["stages"]}
@@ -153,7 +161,7 @@ def collect(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             if number not in finished:
                 missing.append(f"{name}: training at {context // K}K")
                 continue
-            seed, rows = curve(folder / name / "run" / trained[number]["run_dir"])
+            seed, rows = curve(run_path / trained[number]["run_dir"])
             own = [row["prompt_tokens"] for row in rows if row["context"] == context]
             if own and own[0] > (longest := finished[number]["longest_record"]):
                 raise ValueError(

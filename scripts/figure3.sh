@@ -43,24 +43,27 @@ export JAX_PLATFORMS=cpu
 mkdir -p "$out"
 contexts=(1K 4K 8K 16K 32K)  # of the models of stages 4 to 8
 
-# train NAME STAGE SEED DEVICES: train a run up to a stage
+# train NAME STAGE SEED DEVICES: train a run up to a stage. The control has the records of seed 0 and begins with its
+# stages 1 to 4, which have no ring.
 train() {
-    bash scripts/retrieval.sh --short --train_only --last="$2" --seed="$3" --devices="$4" "${options[@]}" "$out/$1"
-}
-# copy_first_stages FROM TO: begin a run with the records and the stages 1 to 4 of another, which are without a ring
-copy_first_stages() {
-    if [ ! -e "$out/$2" ]; then
-        rm -rf "$out/$2.copying"
-        mkdir -p "$out/$2.copying/run"
-        cp -r "$out/$1"/{made.json,records.jsonl,tokenizer,store} "$out/$2.copying"
-        cp -r "$out/$1"/run/stage-[1-4]-* "$out/$2.copying/run"
-        mv "$out/$2.copying" "$out/$2"
+    local folder=$out/$1 run=run
+    if [ "$1" = control ]; then
+        folder=$out/seed-0 run=control
+        if [ ! -e "$folder/$run" ]; then
+            rm -rf "$folder/$run.copying"
+            mkdir "$folder/$run.copying"
+            cp -r "$folder"/run/stage-[1-4]-* "$folder/$run.copying"
+            mv "$folder/$run.copying" "$folder/$run"
+        fi
     fi
+    bash scripts/retrieval.sh --short --train_only --last="$2" --seed="$3" --devices="$4" --run="$run" "${options[@]}" \
+        "$folder"
 }
 # evaluate NAME STAGE CONTEXT...: evaluate the model of a stage with cases that did not choose the recipe
 evaluate() {
     local name=$1 run own context few="" many="" began=$SECONDS
-    run=$(ls -d "$out/$name/run/stage-$2"-*)
+    if [ "$name" = control ]; then run=$out/seed-0/control; else run=$out/$name/run; fi
+    run=$(ls -d "$run/stage-$2"-*)
     own=${contexts[$2 - 4]}
     for context in "${@:3}"; do
         if [ "${context%K}" -le 8 ]; then few+=,$context; elif [ "$context" != "$own" ]; then many+=,$context; fi
@@ -92,7 +95,6 @@ up_to() {
     for stage in $(seq "$2" "$1"); do family "$stage"; done
     for run in "seed-1 1 8" "seed-2 2 8" "control 0 1"; do
         read -r name seed devices <<<"$run"
-        [ "$name" != control ] || copy_first_stages seed-0 control
         train "$name" "$1" "$seed" "$devices"
         for stage in $(seq "$2" "$1"); do evaluate "$name" "$stage" "${contexts[stage - 4]}"; done
     done

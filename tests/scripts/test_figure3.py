@@ -113,6 +113,16 @@ def test_a_run_lists_its_stages_and_what_was_measured(trained, tmp_path):
     assert [text in missing for text in evaluated] == [False, True, True, True, False, True, False]
 
 
+def test_the_control_is_a_second_run_with_the_records_of_seed_0(trained, tmp_path):
+    shutil.copytree(trained().parent, tmp_path / "seed-0" / "control")
+    first, control = figure3.collect(tmp_path)[0]
+    assert [(run["name"], run["seed"], run["ring"]) for run in (first, control)] == [
+        ("seed-0", 0, 8),
+        ("control", 0, 1),
+    ]
+    assert control["stages"] == first["stages"] != []
+
+
 def test_depths_are_fifths_of_the_record(trained, tmp_path):
     rows = evaluate(trained(), "figure3_documents", 16 * K, 10, questions=20, within=50_000)
     bins = figure3.depth_bins(rows)
