@@ -53,6 +53,7 @@ train() {
             rm -rf "$folder/$run.copying"
             mkdir "$folder/$run.copying"
             cp -r "$folder"/run/stage-[1-4]-* "$folder/$run.copying"
+            rm -rf "$folder/$run.copying"/*/evals
             mv "$folder/$run.copying" "$folder/$run"
         fi
     fi
