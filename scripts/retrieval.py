@@ -1,6 +1,6 @@
 """Helpers of scripts/retrieval.sh: make a tokenizer and training records, and write the file of results.
 
-python scripts/retrieval.py make FOLDER [--largest=99] [--share=1.0]
+python scripts/retrieval.py make FOLDER [--largest=99] [--share=1.0] [--seed=0]
 python scripts/retrieval.py report RESULTS_JSON FOLDER... --measured_on=... [--command=...] [--evaluation=lines] [--add]
 """
 
@@ -45,6 +45,9 @@ class Records(NamedTuple):
     """Minimum and maximum number of lines in a record."""
     questions: int
     """Number of questions per record. Lines can repeat, so that no question can be answered by elimination."""
+    context: int | None = None
+    """Number of tokens that the longest record fills. Every third record has the most lines, one more than an
+    evaluation's case of this many tokens, and room for twelve questions only."""
     lines_per_word: int | None = None
     """Number of lines that share a noun, and an adjective; None draws them independently. Without sharing, most nouns
     identify their line alone, and the model does not learn adjectives."""
@@ -60,23 +63,29 @@ KINDS = (
     Records(4_000, (7, 7), 7, drills=1.0, zipf=True),
     Records(4_000, (4, 4), 10, drills=0.5, zipf=True),
     Records(2_000, (4, 16), 16),
-    Records(2_000, (27, 111), 16, lines_per_word=3),
-    Records(400, (112, 447), 64),
-    Records(120, (448, 959), 64),
+    Records(2_000, (27, 115), 16, 1024, lines_per_word=3),
+    Records(270, (116, 499), 64, 4096),
+    Records(100, (500, 1011), 64, 8192),
+    Records(80, (1012, 2035), 64, 16_384),
+    Records(60, (2036, 4083), 64, 32_768),
 )
 """Kinds of records, by stage.
 
 A line and a question have eight tokens each, the text before them has one, and a drill has up to ten. Records of these
-kinds have at most 71, 133, 257, 1,017, 4,089 and 8,185 tokens. A five-digit number has two more tokens. With such
-numbers, the longest records of a kind go to the next stage, and records of more than 8,192 tokens are not used."""
+kinds have at most 71, 133, 257, 1,017, 4,089, 8,185, 16,377 and 32,761 tokens. A five-digit number has two more tokens.
+With such numbers, the longest records of a kind go to the next stage, and records of more than 32,768 tokens are not
+used."""
 
-FEWEST = 100
+TOKENS_OF_LINE = 8
+"""Number of tokens of a line, and of a question with its answer."""
+
+FEWEST = 60
 """Smallest number of records of a kind, whatever the share."""
 MOST_RECORDS = 100
 """Largest share."""
 
 
-def record(kind: int, number: int, largest: int) -> dict[str, Any]:
+def record(kind: int, number: int, largest: int, seed: int = 0) -> dict[str, Any]:
     """Return a conversation: the record with its first question, the answer, and more questions with their answers.
 
     Its random numbers differ from those of every evaluation, because evaluations have integer seeds.
@@ -85,10 +94,15 @@ def record(kind: int, number: int, largest: int) -> dict[str, Any]:
       kind: index in `KINDS`.
       number: number of the record among its kind.
       largest: largest number in a line.
+      seed: seed of the run; another seed draws other records.
     """
-    _, (fewest, most), questions, lines_per_word, drills, zipf = KINDS[kind]
-    rng = seeded("records to train on", kind, number)
+    _, (fewest, most), questions, context, lines_per_word, drills, zipf = KINDS[kind]
+    rng = seeded("records to train on", seed, kind, number)
     count = int(math.exp(rng.uniform(math.log(fewest), math.log(most + 1))))  # evenly over orders of magnitude
+    if context and number % 3 == 0:
+        count = most
+    if context:
+        questions = min(questions, (context - 1) // TOKENS_OF_LINE - count)
     words = [
         rng.sample(known, math.ceil(count / lines_per_word)) if lines_per_word else known
         for known in (ADJECTIVES, NOUNS)
@@ -157,7 +171,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(content, indent=1))
 
 
-def make(folder: Path, share: float, largest: int) -> None:
+def make(folder: Path, share: float, largest: int, seed: int = 0) -> None:
     """Write the tokenizer and the records (records.jsonl) if they do not exist.
 
     Raises ValueError if different ones exist, and if the share or the largest number is invalid.
@@ -166,7 +180,7 @@ def make(folder: Path, share: float, largest: int) -> None:
         raise ValueError(f"--largest={largest} must lie between 1 and LongEval's {LARGEST:,}")
     if not 0 <= share <= MOST_RECORDS:  # nor NaN
         raise ValueError(f"--share={share} must lie between 0, for {FEWEST} records of a kind, and {MOST_RECORDS}")
-    made, settings = folder / "made.json", {"largest": largest, "share": share, "kinds": KINDS}
+    made, settings = folder / "made.json", {"largest": largest, "share": share, "seed": seed, "kinds": KINDS}
     settings = json.loads(json.dumps(settings))
     if made.is_file():
         try:
@@ -183,7 +197,7 @@ def make(folder: Path, share: float, largest: int) -> None:
         for kind, records in enumerate(KINDS):
             count, (fewest, most) = max(FEWEST, round(records.count * share)), records.lines
             for number in range(count):
-                file.write(json.dumps(record(kind, number, largest)) + "\n")
+                file.write(json.dumps(record(kind, number, largest, seed)) + "\n")
             print(f"{file.name}: {count:,} records of {fewest} to {most} lines")
     made.write_text(json.dumps(settings))
 
@@ -197,7 +211,8 @@ def losses(run_dir: Path, every: int = 20) -> list[float]:
 def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
     """Return the results of a run of scripts/retrieval.sh, and the cases that measured them.
 
-    The results are its seed, its stages with their losses, and its accuracy by context.
+    The results are its seed, its stages with their losses, without those that were not begun, and its accuracy by
+    context.
 
     Args:
       evaluation: folder of the cases: lines, or test (cases that were not used to choose the recipe).
@@ -208,6 +223,7 @@ def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
         cases per context, or a file was changed after it was written.
     """
     stages = json.loads((folder / "run" / "stages.json").read_text())
+    stages = [stage for stage in stages if stage["state"] != "not begun"]
     last = folder / "run" / stages[-1]["run_dir"]
     if unfinished := [stage["stage"] for stage in stages if stage["state"] != "finished"]:
         raise ValueError(f"{folder}: stage {unfinished[0]} is not finished: the command that trains it goes on")
@@ -282,6 +298,7 @@ def main() -> None:
     verb.add_argument("folder", type=Path)
     verb.add_argument("--largest", type=int, default=99, help="largest number in a line")
     verb.add_argument("--share", type=float, default=1.0, help="share of the records to make")
+    verb.add_argument("--seed", type=int, default=0, help="seed of the records")
     verb = verbs.add_parser("report")
     verb.add_argument("results", type=output_argument)
     verb.add_argument("folders", type=Path, nargs="+")
@@ -292,7 +309,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         if args.verb == "make":
-            make(args.folder, args.share, args.largest)
+            make(args.folder, args.share, args.largest, args.seed)
         else:
             report(args.results, args.folders, args.measured_on, args.command, args.evaluation, args.add)
     except (ValueError, OSError) as error:
