@@ -222,7 +222,7 @@ def test_chunks_end_where_shards_end(mesh_dim, monkeypatch):
     mesh, shardings = setup(mesh_dim)
     state = laid_out(STATE, shardings, mesh)
     for x, logical in zip(jax.tree.leaves(state.params), jax.tree.leaves(STATE.params), strict=True):
-        leaf = checkpoint_arrays._on_host(checkpoint_arrays.Saved(x, logical.shape), None)
+        leaf = checkpoint_arrays._leaf(checkpoint_arrays.Saved(x, logical.shape), None)
         chunks = list(leaf.blocks)
         chunk, files = leaf.metadata["chunk_grid"]["configuration"]["chunk_shape"], set()
         found = np.zeros(logical.shape, np.int32)
