@@ -133,11 +133,9 @@ def tree_faults(
 def quiet() -> None:
     """Keep Orbax from printing stacks (a failed save prints several, from several threads), and Python from warning
     about the coroutines that such a save never awaited."""
-    logger = logging.getLogger("absl")
-    if _is_no_stack not in logger.filters:
-        logger.addFilter(_is_no_stack)
-        unawaited = "coroutine '.*(_create_paths|_write|_write_metadata_after_commits)' was never awaited"
-        warnings.filterwarnings("ignore", unawaited, RuntimeWarning)
+    logging.getLogger("absl").addFilter(_is_no_stack)  # both are added only once
+    unawaited = "coroutine '.*(_create_paths|_write|_write_metadata_after_commits)' was never awaited"
+    warnings.filterwarnings("ignore", unawaited, RuntimeWarning)
 
 
 def cause_of(error: BaseException) -> str:

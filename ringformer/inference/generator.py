@@ -118,8 +118,15 @@ class Generator:
         params = restore_params(run, weight_shardings(config, mesh), mesh, dtypes)
         if weights_hash(run) != checkpoint:
             raise ValueError(f"{run} wrote a checkpoint while it was being read: start again")
-        options = {"prefill_chunk": prefill_chunk, "cache_dtype": cache_dtype, "checkpoint": checkpoint}
-        return cls(config, params, mesh, max_length=max_length, **options)  # type: ignore[arg-type]
+        return cls(
+            config,
+            params,
+            mesh,
+            max_length=max_length,
+            prefill_chunk=prefill_chunk,
+            cache_dtype=cache_dtype,
+            checkpoint=checkpoint,
+        )
 
     @property
     def can_fork(self) -> bool:

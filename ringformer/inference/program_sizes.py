@@ -13,8 +13,8 @@ SHORTEST = 256
 """Minimum number of slots of a rank that a program reads. Reading fewer would not save enough time to repay another
 compilation."""
 PIECE = 2**14
-"""Maximum number of slots of a piece of the cache. On an H200, cuDNN's attention to pieces of this size, merged, is 7%
-slower than without pieces; to pieces of half the size, 9%."""
+"""Maximum number of slots of a piece of the cache. Longer pieces have fewer results to merge; shorter ones take less
+memory."""
 
 
 def granule(layout: Layout, tp: int, sp: int) -> int:

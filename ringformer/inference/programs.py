@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
 from ringformer.inference.cache.arrays import Cache, CacheDtype, Entries, write_tokens
-from ringformer.inference.cache.chunk_attention import Reads, attend_cached, attend_prefix, merged
+from ringformer.inference.cache.chunk_attention import Reads, attend_cached, softmax_of
 from ringformer.inference.cache.slots import Pieces
 from ringformer.inference.cache.token_attention import for_tokens
 from ringformer.inference.cache.window_attention import attend_window, first_of_chunk, last_slots
@@ -33,6 +33,7 @@ from ringformer.models.decoder import Decoder
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.decoder_layers import attention_options
 from ringformer.models.interface import Axes
+from ringformer.ops import online_softmax
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
@@ -102,10 +103,16 @@ class Programs:
             it; 0: there is none.
           scored: also compute the `Scores` [B, P] of the chunk's targets, replicated on every device.
         """
-        token, row = (rows, tokens), (rows,)
-        shapes = Chunk(token, token, token, row, (self.mesh.shape["sp"],), token, self._pieces(reads, slots))
-        arrays = map(self._array, shapes[:-1], CHUNK[:-1])
-        state, chunk = self.state(rows, slots), Chunk(*arrays, shapes.pieces)  # type: ignore[call-arg, arg-type]
+        state, of_tokens = self.state(rows, slots), self._array((rows, tokens), TOKENS)
+        chunk = Chunk(
+            tokens=of_tokens,
+            positions=of_tokens,
+            rank_positions=self._array((rows, tokens), CHUNK.rank_positions),
+            last=self._array((rows,), CHUNK.last),
+            slots=self._array((self.mesh.shape["sp"],), CHUNK.slots),
+            targets=of_tokens,
+            pieces=self._pieces(reads, slots),
+        )
         beginning = [Beginning(x, self._pieces(prefix_reads, prefix)) for x in self._prefix(prefix)]
         prefill = partial(self._prefill, reads=reads, prefix_reads=prefix_reads, scored=scored)
         results = _specs(state), *([Scores(TOKENS, TOKENS)] if scored else [])
@@ -220,14 +227,14 @@ class Programs:
                 return ring(), (k, v)
             if kind.window:
                 return attend_window(q, k, v, cache, layer, last[kind.window], order, "sp", **options), (k, v)
-            seen = [ring(return_lse=True)]
+            seen = [softmax_of(*ring(return_lse=True))]
             if reads:
                 seen.append(attend_cached(q, cache, layer, reads, chunk.pieces, "sp", **options))
             for shared in beginning:
                 assert prefix_reads is not None
                 options = attention_options(c, kind, q.shape[0] * q.shape[1] * sp)
-                seen.append(attend_prefix(q, shared.cache, layer, prefix_reads, shared.pieces, "sp", **options))
-            return reduce(merged, seen)[0].astype(q.dtype), (k, v)
+                seen.append(attend_cached(q, shared.cache, layer, prefix_reads, shared.pieces, "sp", **options))
+            return online_softmax.output(reduce(online_softmax.join, seen)).astype(q.dtype), (k, v)
 
         model = self._model(weights)
         x, (k, v) = model.attended(

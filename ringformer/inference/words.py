@@ -1,8 +1,7 @@
 """Arrays of 16-bit or 8-bit numbers as 32-bit words, so that GPUs load several numbers at once.
 
-Kernels that XLA makes for sums of products load one number of an array per thread and instruction: on an H200, an array
-of words is read at up to twice the rate of its numbers (`results/gpu.json`). XLA converts a whole array for free, but
-would copy part of one.
+Kernels that XLA makes for sums of products load one element of an array per thread and instruction. XLA views a whole
+array as words without a copy, but would copy part of one.
 """
 
 import math

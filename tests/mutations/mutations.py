@@ -1321,8 +1321,8 @@ MUTATIONS = [
     Mutation(
         "a chunk sees the shared text and not the chunks before it",
         "inference/programs.py",
-        "return reduce(merged, seen)[0]",
-        "return reduce(merged, [seen[0], seen[-1]])[0]",
+        "reduce(online_softmax.join, seen)",
+        "reduce(online_softmax.join, [seen[0], seen[-1]])",
         "inference/test_session_forks.py::test_rows_share_the_text_of_one[fsdp x tp x sp]",
     ),
     Mutation(
@@ -1426,11 +1426,11 @@ MUTATIONS = [
         "inference/cache/test_slots.py::test_a_piece_is_whole_if_all_rows_and_ranks_have_all_of_its_tokens",
     ),
     Mutation(
-        "the merge forgets a larger logit",
+        "shares of ranks weigh the same",
         "inference/cache/chunk_attention.py",
-        "highest = jnp.maximum(a[1], b[1])",
-        "highest = a[1]",
-        "inference/cache/test_chunk_attention.py::test_a_row_without_keys_sees_nothing",
+        "weight = jnp.exp(state.m - jnp.where(jnp.isneginf(highest), 0.0, highest))",
+        "weight = jnp.where(jnp.isneginf(state.m), 0.0, 1.0)",
+        "inference/cache/test_chunk_attention.py::test_pieces_of_a_cache[4-queries]",
     ),
     Mutation(
         "cached values without their scales",

@@ -22,7 +22,8 @@ ATTEND_TOKEN = "attend_token"
 
 MOST_SUMS = 2
 """Queries per key head up to which GPUs read the cache where it lies, as words, and sum products query by query. For
-more, a matrix product is faster, although XLA copies a layer's slots before it (`results/gpu.json`)."""
+four or more, a matrix product is faster, although XLA copies a layer's slots before it; for two and three, this was not
+measured (`results/gpu.json`)."""
 
 
 def for_tokens(cache: Cache, queries_per_key: int, platform: str) -> Cache:

@@ -7,8 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from ringformer.inference.cache.arrays import Cache, Entries, as_entries
-from ringformer.inference.cache.chunk_attention import Reads, attend_cached, attend_prefix, merged
+from ringformer.inference.cache.chunk_attention import Reads, attend_cached, softmax_of
 from ringformer.inference.cache.slots import Pieces, Slots
+from ringformer.ops import online_softmax
+from ringformer.ops.online_softmax import Softmax
 from ringformer.parallel.mesh import make_mesh
 from tests.helpers import normal, relative_error
 
@@ -39,17 +41,19 @@ def dense(q, cache, layer):
     return np.einsum("bhts,bhsd->bthd", p, v) / p.sum(-1).swapaxes(1, 2)[..., None], np.log(p.sum(-1))
 
 
-def on_ring(attend, q, cache, layer, reads, pieces):
-    """Run `attend` on a ring, queries and slots sharded."""
+def on_ring(q, cache, layer, reads, pieces):
+    """Run `attend_cached` on a ring, queries and slots sharded; return o [B, T, H, d] and lse [B, H, T]."""
     mesh = make_mesh(f"1,1,1,{RANKS}", jax.devices()[:RANKS])
     entries = Entries(ENTRIES, None if cache.k.scales is None else ENTRIES)
     specs = P(None, "sp"), Cache(entries, entries, P(None, "sp")), P(), Pieces(P(), P())
 
     def run(q, cache, layer, pieces):
-        return attend(q, cache, layer, reads, pieces, "sp", kernel="xla", q_chunk=4, k_chunk=4)
+        return attend_cached(q, cache, layer, reads, pieces, "sp", kernel="xla", q_chunk=4, k_chunk=4)
 
-    out = P(None, "sp"), P(None, None, "sp")
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=out))(q, cache, jnp.int32(layer), pieces)
+    rows = P(None, "sp")
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=Softmax(rows, rows, rows))
+    state = jax.jit(mapped)(q, cache, jnp.int32(layer), pieces)
+    return online_softmax.output(state), online_softmax.log_sum_exp(state.m, state.l).swapaxes(1, 2)
 
 
 def some_held(rows, seed=0):
@@ -69,7 +73,7 @@ def test_pieces_of_a_cache(travels, piece):
     cache, pieces = cache_of(held), slots_of(held).pieces(piece)
     assert pieces.counts.tolist() == {4: [3, 3], 5: [2, 3], 22: [0, 1]}[piece]
     q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
-    found = on_ring(attend_cached, q, cache, 1, Reads(S, piece, travels, holes=True), pieces)
+    found = on_ring(q, cache, 1, Reads(S, piece, travels, holes=True), pieces)
     for x, expected in zip(found, dense(q, cache, 1), strict=True):
         assert relative_error(x, expected) <= 1e-6
 
@@ -80,30 +84,29 @@ def test_whole_pieces_need_no_masks(travels):
     held[:, :, :20] = True
     cache, pieces = cache_of(held), slots_of(held).pieces(4)
     q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
-    found = on_ring(attend_cached, q, cache, 2, Reads(S, 4, travels), pieces)
+    found = on_ring(q, cache, 2, Reads(S, 4, travels), pieces)
     for x, expected in zip(found, dense(q, cache, 2), strict=True):
         assert relative_error(x, expected) <= 1e-6
 
 
 def test_a_row_without_keys_sees_nothing():
-    """Its log-sum-exp is -inf, and merging it changes nothing."""
+    """Its log-sum-exp is -inf, and joining it to another state changes nothing."""
     held = some_held(B)
     held[1] = False
     cache, pieces = cache_of(held), slots_of(held).pieces(5)
     q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
-    o, lse = on_ring(attend_cached, q, cache, 0, Reads(S, 5, "queries", holes=True), pieces)
+    o, lse = on_ring(q, cache, 0, Reads(S, 5, "queries", holes=True), pieces)
     assert (np.asarray(lse[1]) == -np.inf).all() and (np.asarray(o[1]) == 0).all()
-    other = normal(5, *o.shape), normal(6, *lse.shape)
-    for x, expected in zip(merged((o, lse), other), merged(other, (o, lse)), strict=True):
-        np.testing.assert_allclose(x, expected, rtol=1e-6)
-    np.testing.assert_allclose(merged((o, lse), other)[0][1], other[0][1], rtol=1e-6)
+    nothing, other = (softmax_of(*x) for x in ((o, lse), (normal(5, *o.shape), normal(6, *lse.shape))))
+    for joined in (online_softmax.join(nothing, other), online_softmax.join(other, nothing)):
+        np.testing.assert_allclose(online_softmax.output(joined)[1], other.o[1], rtol=1e-6)
 
 
 def test_rows_share_a_cache_of_one_row():
     held = some_held(1)
     cache, pieces = cache_of(held), slots_of(held).pieces(4)
     q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
-    found = on_ring(attend_prefix, q, cache, 1, Reads(S, 4, "queries", holes=True), pieces)
+    found = on_ring(q, cache, 1, Reads(S, 4, "queries", holes=True), pieces)
     repeated = jax.tree.map(lambda x, axis: jnp.repeat(x, B, axis), cache, Cache(Entries(1), Entries(1), 0))
     for x, expected in zip(found, dense(q, repeated, 1), strict=True):
         assert relative_error(x, expected) <= 1e-6
@@ -114,7 +117,7 @@ def test_int8_entries():
     held = some_held(B)
     cache, pieces = cache_of(held, int8=True), slots_of(held).pieces(5)
     q = jnp.asarray(normal(0, B, RANKS * T, H, d), jnp.float32)
-    found = on_ring(attend_cached, q, cache, 1, Reads(S, 5, "queries", holes=True), pieces)
+    found = on_ring(q, cache, 1, Reads(S, 5, "queries", holes=True), pieces)
     for x, expected in zip(found, dense(q, cache, 1), strict=True):
         assert relative_error(x, expected) <= 1e-6
     exact = cache_of(held)
