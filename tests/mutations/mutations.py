@@ -1407,8 +1407,8 @@ MUTATIONS = [
     Mutation(
         "a piece after the one that is due",
         "inference/cache/chunk_attention.py",
-        "start = pieces.order[i] * reads.piece",
-        "start = (pieces.order[i] + 1) * reads.piece",
+        "attend(state, pieces.order[i] * reads.piece)",
+        "attend(state, (pieces.order[i] + 1) * reads.piece)",
         "inference/cache/test_chunk_attention.py::test_whole_pieces_need_no_masks[queries]",
     ),
     Mutation(
