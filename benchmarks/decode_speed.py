@@ -1,4 +1,4 @@
-"""How fast is decoding, beside `transformers` with its own cache? The quickstart's sizes at 4096 tokens.
+"""Tokens per second of decoding, beside `transformers` with its own cache, for the quickstart's sizes at 4096 tokens.
 
     python benchmarks/decode_speed.py [--out=results/decode_speed.json]
 

@@ -1,4 +1,4 @@
-"""What one GPU says of our numbers: parity of the op, attention TFLOP/s, inference, step MFU, peak memory against the
+"""Measurements on one GPU: parity of the op, attention's TFLOP/s, inference, MFU of a step, and peak memory beside the
 estimate.
 
 Attention by XLA's blocks and by cuDNN's, this one beside the calls of cuDNN alone.
@@ -214,7 +214,7 @@ def step(size: str, index: int) -> dict:
 
 
 def predicted(size: str, row: dict, target: str) -> dict:
-    """What `ringformer estimate` says of the configuration of a row, with no device."""
+    """Return what `ringformer estimate` predicts for the configuration of a row, without a device."""
     from ringformer.estimate.compiler.process import compile_apart
     from ringformer.estimate.targets import find_target
     from ringformer.estimate.workload import Workload, estimate_command

@@ -146,7 +146,7 @@ def inference(size: str, index: int) -> dict:
 
 
 def predicted_inference(size: str, row: dict, target: str) -> dict:
-    """What `ringformer estimate` says of the inference of a row, with no device."""
+    """Return what `ringformer estimate` predicts for the inference of a row, without a device."""
     from ringformer.estimate.compiler.process import compile_apart
     from ringformer.estimate.inference.report import inference_json
     from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload

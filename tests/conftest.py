@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 
 from tests.cpu_flags import FLAGS, OLD_EMITTERS
 
@@ -38,3 +39,18 @@ gc.set_threshold(100_000, 50, 50)
 def as_for_users(monkeypatch):
     """Signatures are not checked: what does not fit meets the package's own errors, as it does outside the tests."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """`mounted(bytes)`: an empty file system of this size."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+
+    def mount(size):
+        if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
+            pytest.skip("only root may mount a file system")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", "-l", folder], check=False)

@@ -3,7 +3,6 @@
 On small file systems of their own, which only root may mount."""
 
 import dataclasses
-import os
 import shutil
 import subprocess
 import time
@@ -39,21 +38,6 @@ def save(checkpoints, step):
 def bytes_of(folder):
     """What it takes on a file system with pages of 4 KiB."""
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.fixture
-def mounted(tmp_path):
-    """`mounted(bytes)`: an empty file system of this size."""
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-
-    def mount(size):
-        if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
-            pytest.skip("only root may mount a file system")
-        return folder
-
-    yield mount
-    subprocess.run(["umount", "-l", folder], check=False)
 
 
 def test_a_full_disk_is_told_at_the_next_step_and_older_saves_are_intact(tmp_path, mounted, capfd):

@@ -1,9 +1,7 @@
 """A session on disk: what is restored goes on as what was saved, bit for bit; what differs or is damaged is refused."""
 
 import json
-import os
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,17 +233,8 @@ def test_what_cannot_be_saved_is_refused(saved, tmp_path):
     assert not folder.exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of its own, which only root may mount."""
-    (folder := tmp_path / "mounted").mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", folder]).returncode:
-        pytest.skip("only root may mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=False)
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing(small_disk, capfd):
+def test_a_full_disk_is_one_line_and_leaves_nothing(mounted, capfd):
+    small_disk = mounted(24 * 1024)
     session = generator(CONFIG, "1,1,1,2").session(1)
     session.append([DOCUMENT])
     with pytest.raises(OSError, match=rf"the session cannot be saved in {small_disk}/s \(No space left on device: "):

@@ -1,4 +1,4 @@
-"""What one H200 measured: sound, near the estimates, and what the documentation says."""
+"""Measurements of one H200: they are sound, near the estimates, and those that the documentation quotes."""
 
 import json
 from pathlib import Path
