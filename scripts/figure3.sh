@@ -89,16 +89,14 @@ family() {
         *) evaluate seed-0 "$1" 1K 2K 4K 8K 16K 32K 64K ;;
     esac
 }
-# up_to STAGE: train all runs up to a stage, and evaluate the models from stage $2 to it
-up_to() {
-    local stage
-    train seed-0 "$1" 0 8
-    for stage in $(seq "$2" "$1"); do family "$stage"; done
-    for run in "seed-1 1 8" "seed-2 2 8" "control 0 1"; do
+# own STAGE: train all runs up to a stage, and evaluate each model at its own context, if not before
+own() {
+    local name seed devices
+    for run in "seed-0 0 8" "seed-1 1 8" "seed-2 2 8" "control 0 1"; do
         read -r name seed devices <<<"$run"
         train "$name" "$1" "$seed" "$devices"
-        for stage in $(seq "$2" "$1"); do evaluate "$name" "$stage" "${contexts[stage - 4]}"; done
+        if [ "$name" != control ] || [ "$1" -gt 4 ]; then evaluate "$name" "$1" "${contexts[$1 - 4]}"; fi
     done
 }
-up_to $((last < 6 ? last : 6)) 4
-for stage in $(seq 7 "$last"); do up_to "$stage" "$stage"; done
+for stage in $(seq 4 "$last"); do own "$stage"; done
+for stage in $(seq 4 "$last"); do family "$stage"; done

@@ -71,7 +71,7 @@ done
 [ -n "$evaluate" ] || exit 0
 contexts=(1K 4K 8K 16K 32K)
 lengths=$(IFS=,; echo "${contexts[*]:0:last-3}")
-stage=$(ls -d "$out/$run"/stage-"$last"-*)
+stage=$(ls -d "$out/$run/stage-$last"-*)
 evaluate() {
     step "$1" "$python" -m ringformer.cli eval lines --run="$stage" "${@:2}" --max_value="$largest" --batch_size=10 \
         --mesh_dim=1,1,1,-1 --cpu_devices=8
