@@ -32,9 +32,9 @@ MODELS = {4: K, 5: 4 * K, 6: 8 * K, 7: 16 * K, 8: 32 * K}
 """Context of the models by the stage that ends with them."""
 LONGEST = 64 * K
 """Longest context of an evaluation."""
-EVALUATIONS = ("figure3", "figure3_own", "figure3_documents")
-"""Folders of the evaluations of a stage: up to 8K tokens with a document for each question, beyond with five questions
-about each document at the model's own context, and with twenty at others."""
+EVALUATIONS = ("figure3", "figure3_documents")
+"""Folders of the evaluations of a stage: up to 8K tokens with a document for each question, beyond with twenty questions
+about each document."""
 BINS = 5
 """Parts of a record by which accuracy is listed."""
 
@@ -45,6 +45,8 @@ class Run(NamedTuple):
     seed: int
     devices: int = 8
     """Devices of the ring."""
+    last: int = 8
+    """Last stage."""
     farthest: int = 1
     """Contexts to evaluate, relative to the one that the model was trained at."""
     path: str | None = None
@@ -55,7 +57,7 @@ RUNS = {
     "seed-0": Run(0, farthest=4),
     "seed-1": Run(1),
     "seed-2": Run(2),
-    "control": Run(0, devices=1, path="seed-0/control"),
+    "control": Run(0, devices=1, last=6, path="seed-0/control"),
 }
 """Runs by name. The first is evaluated from 1K to four times its own context."""
 
@@ -158,6 +160,8 @@ def collect(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             found["stages"].append(kept)
         finished = {stage["stage"]: stage for stage in found["stages"]}
         for number, context in MODELS.items():
+            if number > run.last:
+                break
             if number not in finished:
                 missing.append(f"{name}: training at {context // K}K")
                 continue

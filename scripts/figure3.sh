@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Make our form of the paper's Figure 3: train the model of configs/retrieval.py up to 32K tokens, for three seeds on a
-# ring of eight simulated devices and once without a ring, evaluate the models of 1K, 4K, 8K, 16K and 32K, and write
-# results/figure3.json and docs/figures/figure3.png after each part. If interrupted, run the same command again: it
+# ring of eight simulated devices, and once up to 8K without a ring. Evaluate the models of 1K, 4K, 8K, 16K and 32K, and
+# write results/figure3.json and docs/figures/figure3.png after each part. If interrupted, run the same command again: it
 # continues. OUT has the runs (default: runs/figure3).
 #   --last=N        last stage: 6 trains up to 8K tokens, 7 up to 16K, 8 up to 32K (default: 8)
 #   --share=X       share of the records, to try something quickly
 #   --config=FILE   a config to use instead of configs/retrieval.py
-#   --cases=N       cases of a context; beyond 8K a document has 20 of them, or 5 at the model's own context (default: 200)
+#   --cases=N       cases of a context; beyond 8K a document has 20 of them (default: 200)
 #   --results=FILE  file of results (default: results/figure3.json)
 #   --figure=FILE   figure (default: docs/figures/figure3.png)
 #   --machine=TEXT  description of the machine, for the file of results (default: two CPU cores)
@@ -62,16 +62,14 @@ train() {
 }
 # evaluate NAME STAGE CONTEXT...: evaluate the model of a stage with cases that did not choose the recipe
 evaluate() {
-    local name=$1 run own context few="" many="" began=$SECONDS
+    local name=$1 run context few="" many="" began=$SECONDS
     if [ "$name" = control ]; then run=$out/seed-0/control; else run=$out/$name/run; fi
     run=$(ls -d "$run/stage-$2"-*)
-    own=${contexts[$2 - 4]}
     for context in "${@:3}"; do
-        if [ "${context%K}" -le 8 ]; then few+=,$context; elif [ "$context" != "$own" ]; then many+=,$context; fi
+        if [ "${context%K}" -le 8 ]; then few+=,$context; else many+=,$context; fi
     done
     echo "== Evaluation of $run at ${*:3}"
     [ -z "$few" ] || lines figure3 --lengths="${few#,}" --num_cases="$cases"
-    [ "${own%K}" -le 8 ] || lines figure3_own --lengths="$own" --num_cases=$((cases / 5)) --questions=5
     [ -z "$many" ] || lines figure3_documents --lengths="${many#,}" --num_cases=$((cases / 20)) --questions=20
     echo "$name $(basename "$run") $((SECONDS - began))" >>"$out/evaluation_seconds.txt"
     "$RINGFORMER_PYTHON" scripts/figure3.py "$out" --results="$results" --figure="$figure" --measured_on="$machine"
@@ -89,13 +87,14 @@ family() {
         *) evaluate seed-0 "$1" 1K 2K 4K 8K 16K 32K 64K ;;
     esac
 }
-# own STAGE: train all runs up to a stage, and evaluate each model at its own context, if not before
+# own STAGE: train all runs up to a stage, and evaluate each model at its own context
 own() {
     local name seed devices
     for run in "seed-0 0 8" "seed-1 1 8" "seed-2 2 8" "control 0 1"; do
         read -r name seed devices <<<"$run"
+        if [ "$name" = control ] && [ "$1" -gt 6 ]; then continue; fi
         train "$name" "$1" "$seed" "$devices"
-        if [ "$name" != control ] || [ "$1" -gt 4 ]; then evaluate "$name" "$1" "${contexts[$1 - 4]}"; fi
+        evaluate "$name" "$1" "${contexts[$1 - 4]}"
     done
 }
 for stage in $(seq 4 "$last"); do own "$stage"; done

@@ -115,12 +115,13 @@ def test_a_run_lists_its_stages_and_what_was_measured(trained, tmp_path):
 
 def test_the_control_is_a_second_run_with_the_records_of_seed_0(trained, tmp_path):
     shutil.copytree(trained().parent, tmp_path / "seed-0" / "control")
-    first, control = figure3.collect(tmp_path)[0]
+    (first, control), missing = figure3.collect(tmp_path)
     assert [(run["name"], run["seed"], run["ring"]) for run in (first, control)] == [
         ("seed-0", 0, 8),
         ("control", 0, 1),
     ]
     assert control["stages"] == first["stages"] != []
+    assert "control: training at 4K" in missing and "control: training at 16K" not in missing
 
 
 def test_depths_are_fifths_of_the_record(trained, tmp_path):
@@ -213,4 +214,4 @@ def test_the_script_ends_with_results_and_a_figure(tmp_path):
         contexts = [row["context"] for row in curve["accuracy"]]
         assert contexts == ([K, 2 * K, 4 * K] if run["name"] == "seed-0" else [K])
         assert {row["cases"] for row in curve["accuracy"]} == {20} and curve["cases_seed"] == 7927
-    assert figure.read_bytes().startswith(b"\x89PNG") and again.stdout.count(" 0 of them new") == 6
+    assert figure.read_bytes().startswith(b"\x89PNG") and again.stdout.count(" 0 of them new") == 7
