@@ -36,14 +36,18 @@ def token_attention(size: str) -> list[dict]:
     P = jax.sharding.PartitionSpec()
     layers = 8 if size == "full" else 2
 
-    def steps(q, cache):
+    def steps(q, cache, loop):
         cache = token_attention.for_tokens(cache, q.shape[2], jax.default_backend())
 
         def one(q, layer):
             caches = [layer_cache(cache, layer, cache.positions.shape[1])]
             return token_attention.attend_token(q, q[:, :, 0], q[:, :, 0], caches, "sp").astype(q.dtype), None
 
-        return lax.scan(one, q, jnp.arange(layers))[0]
+        if loop:
+            return lax.scan(one, q, jnp.arange(layers))[0]
+        for layer in range(layers):
+            q = one(q, layer)[0]
+        return q
 
     for K, G, S in TOKEN_ATTENTION[size]:
         for dtype in ("compute", "int8"):
@@ -59,9 +63,9 @@ def token_attention(size: str) -> list[dict]:
             cache = made(dtype == "int8")
             q = jax.random.normal(jax.random.key(2), (1, K, G, 128), jnp.bfloat16)
             byte = sum(x.nbytes for x in jax.tree.leaves(cache[:2]))
-            for form, most in (("sums of words", G), ("product", 0)):
+            for form, most, loop in (("sums of words", G, True), ("product", 0, True), ("product, no loop", 0, False)):
                 token_attention.MOST_SUMS = most
-                run = jax.jit(jax.shard_map(steps, mesh=mesh, in_specs=P, out_specs=P))
+                run = jax.jit(jax.shard_map(partial(steps, loop=loop), mesh=mesh, in_specs=P, out_specs=P))
                 seconds = median_seconds(partial(run, q, cache))
                 rows.append(
                     {

@@ -33,8 +33,8 @@ MODELS = {4: K, 5: 4 * K, 6: 8 * K, 7: 16 * K, 8: 32 * K}
 LONGEST = 64 * K
 """Longest context of an evaluation."""
 EVALUATIONS = ("figure3", "figure3_documents")
-"""Folders of the evaluations of a stage: up to 8K tokens with a document for each question, beyond with twenty questions
-about each document."""
+"""Folders of the evaluations of a stage: up to 8K tokens with a document for each question, beyond with twenty
+questions about each document."""
 BINS = 5
 """Parts of a record by which accuracy is listed."""
 

@@ -7,6 +7,7 @@ It never moves a weight, nor anything that grows with the context.
 """
 
 from functools import partial
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,8 @@ def decode_hidden(
     positions: Int32[Array, " B"],
     slots: int,
     prefix: Cache | None = None,
+    *,
+    unroll: bool = False,
 ) -> tuple[Float[Array, "B D"], Float[Array, "L B 1 K d"], Float[Array, "L B 1 K d"]]:
     """Return the normed output of the last layer, and the rotated key and the value of every layer.
 
@@ -46,6 +49,7 @@ def decode_hidden(
       weights: the device's shares. tokens: one per row. positions: position of each token in its row, >= 0.
       slots: number of cache slots to read, from the first; all others are empty.
       prefix: cache of one row with which all rows begin.
+      unroll: write the program of each layer, with its number as a constant, instead of a loop over the layers.
     """
     c = config
     x = _embed(weights["embed"], tokens)
@@ -89,6 +93,14 @@ def decode_hidden(
             y = _sum(ACTIVATIONS[parts.activation](gate) * up, ffn["w_down"])
             x = x + (y if parts.norms == "before" else norm(y, w["feedforward_output_norm"]["scale"]))
         return x, (k, v)
+
+    if unroll:
+        rows = []
+        for i, kind in enumerate(c.layer_kinds):
+            x, row = layer(kind, x, (i, jax.tree.map(itemgetter(i), weights["layers"])))
+            rows.append(row)
+        k, v = (jnp.stack(x) for x in zip(*rows, strict=True))
+        return norm(x, weights["norm"]["scale"]), k, v
 
     def of_layer(kind: LayerKind, x, i):
         row = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, i, keepdims=False), weights["layers"])

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.inference import programs
 from ringformer.inference.cache.arrays import Cache, Entries, LayerCache, as_entries, layer_cache
 from ringformer.inference.cache.token_attention import attend_token, for_tokens
-from ringformer.inference.decode_step import _sum, next_logits
+from ringformer.inference.decode_step import _sum, decode_hidden, next_logits
 from ringformer.inference.weight_shares import ALL
 from ringformer.parallel.mesh import make_mesh
 from tests.helpers import normal, relative_error
@@ -119,3 +119,18 @@ def test_a_decode_in_bfloat16(monkeypatch):
     found -= np.log(np.exp(found).sum(axis=-1, keepdims=True))
     error = np.sqrt(((found - log_probabilities(config, text)[5:]) ** 2).mean())
     assert error <= ROOM * 2.94e-2
+
+
+def test_layers_one_after_another(monkeypatch):
+    """As GPUs decode with matrix products: two rows on eight devices, against whole forward passes in float64."""
+    monkeypatch.setattr(programs, "decode_hidden", lambda *arguments, unroll: decode_hidden(*arguments, unroll=True))
+    config = replace(CONFIG, num_layers=3, norm_eps=1.2e-5)  # of no other test: its programs are its own
+    session = generator(config, "1,2,2,2").session(2)
+    texts = [[5, 9, 20, 3, 1], [7, 2, 2]]
+    session.append([list(text) for text in texts])
+    for tokens in session.decode(max_new_tokens=6):
+        for text, token, logits in zip(texts, tokens, session.logits, strict=True):
+            text.append(token)
+            found = np.asarray(logits, np.float64)
+            found -= np.log(np.exp(found).sum())
+            np.testing.assert_allclose(found, log_probabilities(config, text)[-1], atol=1e-4)

@@ -828,6 +828,13 @@ MUTATIONS = [
         "self._sizes.capacity",
         READ_IN_PART,
     ),
+    Mutation(
+        "unrolled layers read the cache of the first",
+        "inference/decode_step.py",
+        "layer(kind, x, (i, jax.tree.map(itemgetter(i)",
+        "layer(kind, x, (0, jax.tree.map(itemgetter(i)",
+        "inference/test_decode_step.py::test_layers_one_after_another",
+    ),
     # Inference in bfloat16.
     Mutation(
         "the products of a token's attention in bfloat16",

@@ -48,7 +48,7 @@ def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> f
         return (_in_hbm(source.type) + _in_hbm(instruction.type)) * moved.bytes
     if opcode == "custom-call" and (cost := kernel_cost(instruction)):
         return cost.hbm_bytes
-    return _bytes(instruction.type) + sum(_bytes(operand.type) for operand in operands)
+    return _bytes(_without_workspace(instruction, instruction.type)) + sum(_bytes(operand.type) for operand in operands)
 
 
 def _fusion(program: Program, fusion: Instruction, operands: list[Instruction]) -> float:
@@ -84,7 +84,7 @@ def _written(program: Program, computation: str, root: Instruction, type_: str) 
     results = [here[name] for name in root.operands] if root.opcode == "tuple" else [root]
     sizes = [array.bytes if _in_hbm(layout) else 0 for array, layout in parse_type(type_)]
     if len(sizes) != len(results):
-        return _bytes(type_)
+        return _bytes(_without_workspace(root, type_))
     return sum(_update(program, computation, result, size) for result, size in zip(results, sizes, strict=True))
 
 
@@ -100,6 +100,11 @@ def _update(program: Program, computation: str, result: Instruction, size: float
         if root.opcode != "tuple":
             return _update(program, inner, root, size)
     return size
+
+
+def _without_workspace(call: Instruction, type_: str) -> str:
+    """Remove the workspace of a matrix product of cuBLAS from the type of its results: the last, of bytes."""
+    return re.sub(r", [su]8\[\d+\]\{0\}\)$", ")", type_) if "__cublas" in call.text else type_
 
 
 def _asynchronous(start: Instruction) -> float:

@@ -179,6 +179,8 @@ class ProgramSeconds:
         if instruction.opcode == "call" and not instruction.collective:
             return self.of_computation(instruction.called[0])
         seconds = self._alone(computation, instruction)
+        if instruction.opcode == "fusion" and not instruction.op_name:
+            instruction = self.program.root(instruction.called[0])
         return {purpose(instruction): seconds} if any(seconds) else {}
 
     def _alone(self, computation: str, instruction: Instruction) -> Seconds:

@@ -30,7 +30,7 @@ class Entries(NamedTuple):
     scales: Any = None
     """float32 [..., S] of int8 values; None for others."""
 
-    def layer(self, layer: Int32[Array, ""], start: int | jax.Array, slots: int) -> "Entries":
+    def layer(self, layer: int | Int32[Array, ""], start: int | jax.Array, slots: int) -> "Entries":
         """Return so many slots of one layer from `start`, in memory in the cache's order of axes: XLA would otherwise
         copy the whole cache into the order that suits the reader."""
 
@@ -67,7 +67,7 @@ class LayerCache(NamedTuple):
     valid: Bool[Array, "B S"]
 
 
-def layer_cache(cache: Cache, layer: Int32[Array, ""], slots: int) -> LayerCache:
+def layer_cache(cache: Cache, layer: int | Int32[Array, ""], slots: int) -> LayerCache:
     """Return one layer of the device's first `slots` slots."""
     k, v = (x.layer(layer, 0, slots) for x in (cache.k, cache.v))
     return LayerCache(k, v, cache.positions[:, :slots] >= 0)

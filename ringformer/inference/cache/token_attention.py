@@ -21,9 +21,8 @@ ATTEND_TOKEN = "attend_token"
 """Name scope of a token's attention, which distinguishes it from the projections in a compiled program."""
 
 MOST_SUMS = 2
-"""Queries per key head up to which GPUs read the cache where it lies, as words, and sum products query by query. For
-four or more, a matrix product is faster, although XLA copies a layer's slots before it; for two and three, this was not
-measured (`results/gpu.json`)."""
+"""Queries per key head up to which GPUs read the cache as words, and sum products query by query. For four or more, a
+matrix product is faster; for two and three, this was not measured (`results/gpu.json`)."""
 
 
 def for_tokens(cache: Cache, queries_per_key: int, platform: str) -> Cache:

@@ -47,3 +47,30 @@ def test_other_instructions():
     assert moved("d") == SLICE  # into on-chip memory
     assert moved("n") == 2 * ARRAY
     assert (moved("c"), moved("e"), moved("x")) == (ARRAY, 0, 0)
+
+
+PRODUCT = """
+%in_place (p: f32[2,64,8], q: f32[8,8]) -> (f32[64,8], s8[4096]) {
+  %q = f32[8,8]{1,0} parameter(1)
+  %p = f32[2,64,8]{2,1,0} parameter(0)
+  %s = f32[1,64,8]{2,1,0} slice(%p), slice={[1:2], [0:64], [0:8]}
+  %b = f32[64,8]{1,0} bitcast(%s)
+  ROOT %r = (f32[64,8]{1,0}, s8[4096]{0}) custom-call(%b, %q), custom_call_target="__cublas$lt$matmul"
+}
+ENTRY %main (x: f32[2,64,8], y: f32[8,8], z: f32[64,8]) -> f32[64,8] {
+  %x = f32[2,64,8]{2,1,0} parameter(0)
+  %y = f32[8,8]{1,0} parameter(1)
+  %z = f32[64,8]{1,0} parameter(2)
+  %m = (f32[64,8]{1,0}, s8[4096]{0}) custom-call(%z, %y), custom_call_target="__cublas$lt$matmul"
+  %f = (f32[64,8]{1,0}, s8[4096]{0}) fusion(%x, %y), kind=kCustom, calls=%in_place
+  ROOT %g = f32[64,8]{1,0} get-tuple-element(%f), index=0
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["m", "f"])
+def test_a_product_of_cublas_reads_its_operands_and_writes_its_result(name):
+    """A workspace is memory, not traffic; an operand that is part of an array is read where it lies."""
+    program = Program.parse(PRODUCT)
+    found = hbm_bytes(program, program.entry, program.computations[program.entry][name])
+    assert found == 2 * ARRAY + SLICE

@@ -100,3 +100,17 @@ ENTRY %main (x: f32[32,8], y: f32[8,8]) -> f32[8,8] {
 def test_purposes(scope, expected):
     text = f'ENTRY %m (x: f32[]) -> f32[] {{\n  ROOT %x = f32[] add(%a), metadata={{op_name="{scope}"}}\n}}\n'
     assert purpose(Program.parse(text).computations["m"]["x"]) == expected
+
+
+def test_a_fusion_without_a_name_has_the_purpose_of_its_result():
+    fused = """
+%f (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  ROOT %m = f32[8,8]{1,0} negate(%x), metadata={op_name="jit(step)/optimizer/neg"}
+}
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  ROOT %r = f32[8,8]{1,0} fusion(%x), kind=kLoop, calls=%f
+}
+"""
+    assert {name: s.overlapped for name, s in seconds(text=fused).purposes.items()} == {"optimizer": 2.0}
