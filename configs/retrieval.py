@@ -64,7 +64,7 @@ def get_config():
         # nine: only these compare words over that distance. With 1.6e7, one answer in ten was wrong at 8K.
         extended(4096, 1e8, 100, batch_size=2),
         extended(8192, 1e9, 80),
-        extended(16_384, 1e10, 60),
-        extended(32_768, 1e11, 48),
+        extended(16_384, 1e10, 120),
+        extended(32_768, 1e11, 80),
     )
     return config

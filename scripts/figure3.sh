@@ -60,9 +60,10 @@ train() {
     bash scripts/retrieval.sh --short --train_only --last="$2" --seed="$3" --devices="$4" --run="$run" "${options[@]}" \
         "$folder"
 }
-# evaluate NAME STAGE CONTEXT...: evaluate the model of a stage with cases that did not choose the recipe
+# evaluate NAME STAGE CONTEXT...: evaluate the model of a stage with cases that did not choose the recipe. The steps of
+# stages 7 and 8 were raised after an evaluation with the cases of the others.
 evaluate() {
-    local name=$1 run context few="" many="" began=$SECONDS
+    local name=$1 seed=$(($2 < 7 ? 7927 : 7933)) run context few="" many="" began=$SECONDS
     if [ "$name" = control ]; then run=$out/seed-0/control; else run=$out/$name/run; fi
     run=$(ls -d "$run/stage-$2"-*)
     for context in "${@:3}"; do
@@ -75,7 +76,7 @@ evaluate() {
     "$RINGFORMER_PYTHON" scripts/figure3.py "$out" --results="$results" --figure="$figure" --measured_on="$machine"
 }
 lines() {
-    "$RINGFORMER_PYTHON" -m ringformer.cli eval lines --run="$run" --out="$run/evals/$1" "${@:2}" --seed=7927 \
+    "$RINGFORMER_PYTHON" -m ringformer.cli eval lines --run="$run" --out="$run/evals/$1" "${@:2}" --seed="$seed" \
         --batch_size=10 --max_value=99 --allow_longer --cpu_devices=2 --mesh_dim=1,1,1,-1
 }
 # family STAGE: evaluate the model of seed 0 from 1K to four times its context, at most 64K

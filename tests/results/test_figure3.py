@@ -46,7 +46,7 @@ def test_no_context_is_called_trained_that_no_record_reached(name, curve):
     (stage,) = [s for s in RUNS[name]["stages"] if s["seq_len"] == curve["trained"] and s["stage"] >= 4]
     row = own(curve)
     assert row is None or row["prompt_tokens"] < stage["longest_record"] <= curve["trained"]
-    assert curve["cases_seed"] == 7927, "cases that no choice was made with"
+    assert curve["cases_seed"] == (7927 if curve["trained"] <= 8 * K else 7933), "cases that no choice was made with"
 
 
 @pytest.mark.parametrize(("name", "curve"), CURVES, ids=IDS)
