@@ -60,7 +60,11 @@ def test_bidirectional_with_other_keys(form):
 
 @pytest.mark.parametrize(
     ("form", "K"),
-    [("both_ways", 4), pytest.param("both_ways", 2, marks=pytest.mark.slow), ("gathered", 2), ("gathered", 4)],
+    [
+        ("both_ways", 4),
+        ("gathered", 2),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("both_ways", 2), ("gathered", 4))),
+    ],
 )
 def test_kernels_of_tpus(form, K):
     """Half of the heads each way, in place; two heads cut by tokens, so that two cores share them; padded chunks.

@@ -36,7 +36,7 @@ def weight_bytes(target: str) -> dict[tuple[str, str, bool], float]:
 
 @pytest.mark.parametrize(
     "target",
-    [pytest.param(name, marks=on_tpu) for name in ("v6e-16", "v5p-32")]
+    [pytest.param("v5p-32", marks=on_tpu), pytest.param("v6e-16", marks=[on_tpu, pytest.mark.slow])]
     + [pytest.param(name, marks=on_cuda) for name in ("16xA100-80", "16xH100")],
 )
 def test_weights_travel_while_a_device_computes(target):

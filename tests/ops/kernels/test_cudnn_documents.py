@@ -25,6 +25,8 @@ from tests.ops.rings import B, arrays, dense, on_ring
 __all__ = ["emulated"]
 
 INTERVALS = ("contiguous", "zigzag")
+SIZES = [(1, 5), (8, 6), (2, 1), (3, 4), (4, 30), (5, 3)]
+"""Ranks, and documents of a row at most."""
 
 
 @pytest.fixture
@@ -37,8 +39,14 @@ def documents(T, most, seed=7):
     return packed_segments(seed, B, T, most)
 
 
-@pytest.mark.parametrize("layout", INTERVALS)
-@pytest.mark.parametrize(("n", "most"), [(1, 5), (2, 1), (3, 4), (4, 30), (8, 6), (5, 3)])
+@pytest.mark.parametrize(
+    ("n", "most", "layout"),
+    [
+        *((*x, "zigzag") for x in SIZES),
+        *((*x, "contiguous") for x in SIZES[:2]),
+        *(pytest.param(*x, "contiguous", marks=pytest.mark.slow) for x in SIZES[2:]),
+    ],
+)
 def test_documents_as_dense(layout, n, most, emulated, short_pieces):
     """From one document to many within a piece, edges anywhere, rows of the batch of their own; GQA; also through
     lse."""
