@@ -1,4 +1,4 @@
-"""Line retrieval from scratch: a LLaMA of 0.2M parameters, extended on the ring to 4K and 8K tokens.
+"""Line retrieval from scratch: a LLaMA of 0.2M parameters, extended on the ring to 4K, 8K, 16K and 32K tokens.
 
 Reproduces: the form of the paper's Figure 3 (accuracy of line retrieval by context), not its numbers. Hardware: none,
 simulated devices. One store has the records of all stages, and each stage selects records by length. The first stage

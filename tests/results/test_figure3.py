@@ -66,6 +66,13 @@ def test_the_numbers_of_a_curve_agree(name, curve):
                 assert abs(row["accuracy"] - p) == pytest.approx(1.96 * (p * (1 - p) / 200) ** 0.5, abs=2e-4)
 
 
+def test_the_model_without_a_ring_finds_the_same_lines():
+    """As the page says: by its accuracy in each fifth of the record."""
+    of_ring = {curve["trained"]: own(curve) for curve in RUNS["seed-0"]["curves"]}
+    alone = {curve["trained"]: own(curve) for curve in RUNS["control"]["curves"]}
+    assert {4 * K, 8 * K} <= set(alone) and alone.items() <= of_ring.items()
+
+
 def test_the_page_has_every_accuracy():
     family = {
         curve["trained"]: {row["context"]: row for row in curve["accuracy"]} for curve in RUNS["seed-0"]["curves"]
