@@ -3,12 +3,14 @@
 import json
 import logging
 
+import numpy as np
 import pytest
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 from ringformer.cli import main
-from ringformer.evals.harness import HarnessModel
+from ringformer.evals.harness import HarnessModel, _sums
+from ringformer.inference.session_arrays import Scores
 from ringformer.inference.text.text_generator import TextGenerator
 from tests.data.chat_samples import CORPUS
 from tests.inference.runs import model_folder
@@ -108,6 +110,12 @@ def compare(mine, theirs):
 
 
 @pytest.mark.slow
+def test_a_continuation_is_greedy_if_every_token_of_it_is():
+    losses = np.array([1.0, 2.0], np.float32)
+    scores = [Scores(losses, np.array(flags)) for flags in ([True, True], [True, False], [False, False])]
+    assert _sums([4, 5, 6], scores) == {4: (-3.0, True), 5: (-3.0, False), 6: (-3.0, False)}
+
+
 def test_chats_are_those_of_the_hf_model(folder):
     args = {"pretrained": str(folder / "hf"), "dtype": "float32", "device": "cpu"}
     theirs = evaluated(folder, "hf", args, ["until", "choices"], apply_chat_template=True)

@@ -1308,7 +1308,7 @@ MUTATIONS = [
         "data/packing/mixture.py",
         "/ Fraction(part.tokens_per_sequence)",
         "* Fraction(part.tokens_per_sequence)",
-        "data/packing/test_mixture.py::test_shares_of_tokens[shares1]",
+        "data/packing/test_mixture.py::test_shares_of_tokens[[34, 66]]",
     ),
     # Sessions: what is forgotten, shared and scored.
     Mutation(
@@ -1344,7 +1344,7 @@ MUTATIONS = [
         "evals/harness.py",
         "bool(score.likeliest.all())",
         "bool(score.likeliest.any())",
-        "evals/test_harness.py::test_every_response_is_that_of_the_hf_model[1,1,1,4]",
+        "evals/test_harness.py::test_a_continuation_is_greedy_if_every_token_of_it_is",
     ),
     Mutation(
         "rows whose whole prompt is shared have a token too few",
