@@ -21,7 +21,7 @@ from ringformer.data import Batch
 from ringformer.inference.cache.arrays import Cache, CacheDtype, Entries, write_tokens
 from ringformer.inference.cache.chunk_attention import Reads, attend_cached, softmax_of
 from ringformer.inference.cache.slots import Pieces
-from ringformer.inference.cache.token_attention import MOST_SUMS, for_tokens
+from ringformer.inference.cache.token_attention import for_tokens
 from ringformer.inference.cache.window_attention import attend_window, first_of_chunk, last_slots
 from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
@@ -265,13 +265,13 @@ class Programs:
         keys = row_keys(seed, first + jnp.arange(B), lengths)
         tokens = sample(logits, keys, numbers[0], top_k, numbers[1], kind)
         c, platform = self.config, self.mesh.devices.flat[0].platform
-        queries_per_key = c.num_heads // c.num_kv_heads
         if platform == "gpu" and B == 1:
             weights = matrices_as_words(weights)
-        readable = for_tokens(cache, queries_per_key, platform)
+        readable = for_tokens(cache, c.num_heads // c.num_kv_heads, platform)
         # On GPUs, a matrix product reads a layer of the cache where it lies only if the layer's number is a constant.
-        # An int8 cache is converted before a product: if unrolled, all layers at once.
-        unroll = platform == "gpu" and queries_per_key > MOST_SUMS and self.cache_dtype == "compute"
+        # (Words are summed. An int8 cache is converted before a product: if unrolled, all layers at once.)
+        multiplied = [x for x in (readable, *prefix) if jnp.issubdtype(x.k.values.dtype, jnp.floating)]
+        unroll = platform == "gpu" and bool(multiplied)
         x, k, v = decode_hidden(c, weights, readable, tokens, lengths, read, *prefix, unroll=unroll)
         positions, mine = jnp.where(alive, lengths, -1), lax.axis_index("sp") == rank
         cache = write_tokens(cache, k, v, positions[:, None], slot, mine)

@@ -143,13 +143,18 @@ def test_a_gpu_reads_the_cache_once_where_it_lies():
 
 @on_cuda
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA copies the operands of products before JAX 0.11")
-def test_a_gpu_multiplies_with_grouped_keys_where_they_lie():
-    """Four query heads for a key head. A decode step moves the bytes of cache and weights, and 0.4 times as many of
-    logits and sums; with a copy of each layer it would move 2.7 times as many."""
-    compiled = on_h100(lambda programs: programs.lower_decode(1, GPU_SLOTS, GPU_SLOTS, Kind()), H // 4)
+@pytest.mark.parametrize(
+    ("key_heads", "rows", "slots", "shared", "most"),
+    [(H // 4, 1, GPU_SLOTS, 0, 1.4), (H, 4, 256, GPU_SLOTS, 1.6)],
+    ids=["grouped heads", "a shared document"],
+)
+def test_a_gpu_multiplies_with_keys_where_they_lie(key_heads, rows, slots, shared, most):
+    """A decode step moves the bytes of cache and weights, and 0.4 times as many of logits and sums, or 0.6 for four rows;
+    with a copy of each layer it would move more than 2.5 times as many."""
+    compiled = on_h100(lambda programs: programs.lower_decode(rows, slots, slots, Kind(), shared), key_heads)
     moved, memory = work(Program.parse(compiled.as_text()))[1], compiled.memory_analysis()
-    cache, weights = L * GPU_KEYS // 2, memory.argument_size_in_bytes - memory.alias_size_in_bytes
-    assert cache < moved < 1.4 * (cache + weights)
+    keys = L * key_heads // 2 * (rows * slots + shared) * d * 2
+    assert 2 * keys < moved < most * memory.argument_size_in_bytes
 
 
 @on_cuda

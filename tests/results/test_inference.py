@@ -96,3 +96,10 @@ def test_the_committed_page_has_these_numbers(tmp_path):
     assert page.read_text() == (ROOT / "docs" / "estimating.md").read_text()
     (count,) = {RESULTS["at_a_million"]["llama_7b/v5e-256/bfloat16"][DECODE]["collectives_executed"]}
     assert f"runs {count:.0f} collectives per token" in page.read_text()
+
+
+def test_the_page_on_performance_has_the_token_of_grouped_heads():
+    entry = RESULTS["longest"]["llama3_8b/8xH100"][DECODE]
+    page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
+    token, floor = (f"{1e3 * entry[key]:.1f}" for key in ("decode_seconds_model", "floor_seconds"))
+    assert f"a token of Llama 3 8B at 4M tokens on 8xH100 takes {token} ms (floor {floor})" in page
