@@ -30,6 +30,8 @@ from ringformer.inference.shared_text import SharedText
 
 DOCUMENT, QUESTIONS, QUESTION, ROWS, NEW = 4000, 50, 24, 10, 8
 """Tokens of the document; questions, tokens of each, and questions at a time; new tokens of each answer."""
+ROUNDS = 5
+"""Turns that count."""
 
 
 def answers(model: Generator, document: list[int], questions: list[list[int]], one_prefill: bool) -> list[list[int]]:
@@ -48,7 +50,6 @@ def answers(model: Generator, document: list[int], questions: list[list[int]], o
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=output_argument, default="results/many_questions.json")
-    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     with tempfile.TemporaryDirectory() as name:
@@ -59,7 +60,7 @@ def main() -> None:
     )
     ways = {"one prefill": True, "a prefill for each question": False}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(args.rounds + 1):
+    for turn in range(ROUNDS + 1):
         written = []
         for way, one_prefill in ways.items():
             start = time.perf_counter()
@@ -70,7 +71,7 @@ def main() -> None:
             raise SystemExit("the two ways write different tokens")
         print({way: round(s[-1], 2) for way, s in seconds.items() if s}, flush=True)
     result = {
-        "what": f"measured on one machine with {len(os.sched_getaffinity(0))} cores: medians of {args.rounds} rounds",
+        "what": f"measured on one machine with {len(os.sched_getaffinity(0))} cores: medians of {ROUNDS} rounds",
         "command": "python benchmarks/many_questions.py",
         "date": datetime.date.today().isoformat(),
         "document_tokens": DOCUMENT,

@@ -6,7 +6,7 @@
 #   --last=N        last stage: 6 trains up to 8K tokens, 7 up to 16K, 8 up to 32K (default: 8)
 #   --share=X       share of the records, to try something quickly
 #   --config=FILE   a config to use instead of configs/retrieval.py
-#   --cases=N       cases of a context; beyond 8K a document has 20 of them (default: 200)
+#   --cases=N       cases of a context, a multiple of 20; beyond 8K a document has 20 of them (default: 200)
 #   --results=FILE  file of results (default: results/figure3.json)
 #   --figure=FILE   figure (default: docs/figures/figure3.png)
 #   --machine=TEXT  description of the machine, for the file of results (default: two CPU cores)
@@ -23,6 +23,10 @@ for argument in "$@"; do
     case "$argument" in
         --last=[4-8]) last=${argument#*=} ;;
         --share=* | --config=*) options+=("$argument") ;;
+        --cases=*[!0-9]* | --cases= | --cases=0*)
+            echo "$argument is not a number; give a multiple of 20" >&2
+            exit 2
+            ;;
         --cases=*) cases=${argument#*=} ;;
         --results=*) results=${argument#*=} ;;
         --figure=*) figure=${argument#*=} ;;
@@ -34,6 +38,16 @@ for argument in "$@"; do
             ;;
         *) out=$argument ;;
     esac
+done
+if ((cases % 20)); then
+    echo "--cases=$cases is not a multiple of 20, the questions about a document" >&2
+    exit 2
+fi
+for file in "$results" "$figure"; do
+    if [ ! -d "$(dirname "$file")" ]; then
+        echo "there is no folder $(dirname "$file") for $file; create it, or choose another file" >&2
+        exit 2
+    fi
 done
 if [ -z "${RINGFORMER_PYTHON:-}" ]; then
     bash scripts/setup_venv.sh test

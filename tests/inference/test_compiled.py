@@ -149,8 +149,8 @@ def test_a_gpu_reads_the_cache_once_where_it_lies():
     ids=["grouped heads", "a shared document"],
 )
 def test_a_gpu_multiplies_with_keys_where_they_lie(key_heads, rows, slots, shared, most):
-    """A decode step moves the bytes of cache and weights, and 0.4 times as many of logits and sums, or 0.6 for four rows;
-    with a copy of each layer it would move more than 2.5 times as many."""
+    """A decode step moves the bytes of cache and weights, and 0.4 times as many of logits and sums, 0.6 for four rows.
+    With a copy of each layer it would move more than 2.5 times as many."""
     compiled = on_h100(lambda programs: programs.lower_decode(rows, slots, slots, Kind(), shared), key_heads)
     moved, memory = work(Program.parse(compiled.as_text()))[1], compiled.memory_analysis()
     keys = L * key_heads // 2 * (rows * slots + shared) * d * 2

@@ -179,6 +179,24 @@ def test_a_folder_without_runs_is_one_line(tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "run bash scripts/figure3.sh first" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--cases=many", "--cases=many is not a number"),
+        ("--cases=30", "--cases=30 is not a multiple of 20"),
+        ("--results=nowhere/r.json", "there is no folder nowhere for nowhere/r.json"),
+        ("--figure=nowhere/f.png", "there is no folder nowhere for nowhere/f.png"),
+        ("--lats=8", "usage: bash scripts/figure3.sh"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_trained(argument, message, tmp_path):
+    command = ["bash", "scripts/figure3.sh", argument, str(tmp_path / "out")]
+    environment = os.environ | {"RINGFORMER_PYTHON": sys.executable}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 TINY = """
 import sys
 sys.path.insert(0, {configs!r})
