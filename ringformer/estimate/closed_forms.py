@@ -35,6 +35,13 @@ SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes per byte of a chunk pair's logits, (forward, backward), if the logits spill. They were read from compiled
 programs: v5e for TPU, A100 for GPU. (The range on A100 is 5.2 to 8.0 forward, 9.7 to 12.2 backward.)"""
 
+ATTENTION_BYTES = {"tpu": (8, 36), "gpu": (24, 48)}
+"""Bytes of attention's backward pass for each element of [T, D] on (a whole sequence, a ring), by kind of chip. With a
+ring, keys and their float32 gradients are computed, sent and received at once."""
+
+VANILLA_BYTES = {"tpu": 8, "gpu": 12}
+"""Bytes of vanilla attention for each element of its logits, by kind of chip."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -230,10 +237,11 @@ def state_bytes(workload: Workload) -> float:
 def memory(workload: Workload) -> dict[str, float]:
     """Bytes of device memory of a train step, by purpose.
 
-    Kept inputs and state are exact. The number of [T, D] arrays alive at the peak of a layer's backward pass is 7, plus
-    18 divided by the number of head groups; both numbers were fitted to compiled TPU programs.
+    Kept inputs and state are exact. The arrays alive at the peak of a layer's backward pass were fitted to compiled
+    programs (results/max_context.json): 7 of [T, D] in the compute dtype, and `ATTENTION_BYTES` for each element of
+    [T, D], divided by the number of head groups. Those are float32 in every compute dtype.
     """
-    model, local, (_, _, tp, _) = workload.model, workload.local_tokens, workload.mesh_shape
+    model, target, local, tp = workload.model, workload.target, workload.local_tokens, workload.mesh_shape[2]
     D, F, V = model.hidden_size, model.intermediate_size, model.vocab_size
     item = itemsize(model)
     stream = local * D * item
@@ -242,14 +250,15 @@ def memory(workload: Workload) -> dict[str, float]:
     groups, single = model.remat_groups
     here = 0 if model.offload else groups * of_input + single * (of_input + of_attention)
     here += model.remat_group * (of_input + of_attention) if groups else 0
-    working = 7 * stream + 18 * stream / model.head_groups
+    attention = ATTENTION_BYTES[target.chip.kind][workload.mesh_shape[3] > 1]
+    working = 7 * stream + attention * local * D / model.head_groups
     chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
     if chunks:  # float32 p, its gradient and the logits: the difference from the fitted chunks
         working += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
     if model.attention in ("vanilla", "memory_efficient"):
         working += 4 * item * local * F / tp
     if model.attention == "vanilla":
-        working += 12 * model.num_heads / tp * local * local
+        working += VANILLA_BYTES[target.chip.kind] * model.num_heads / tp * local * local
     keys = 0.0
     # Keys of all ranks, with float32 gradients.
     if model.ring == "gathered" and workload.ring_size > 1 and 0 in workload.windows:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ringformer.cli.dataclass_flags import add_flags
 
@@ -26,7 +27,7 @@ class TablesOptions:
     passes: int | None = None
     """Stop after this many lengths per cell; 0 only writes --docs."""
     only: str = ""
-    """Only cells whose name contains this, e.g. ring/bfloat16 (Table 3), table4, table4/v4-1024; or table1."""
+    """Only cells whose name contains this, e.g. ring/bfloat16 (Table 3), table4, table4/v4-1024, table5; or table1."""
     whole_runs: bool = False
     """Compile every program of a run at the longest contexts."""
     generate_code: bool = False
@@ -36,8 +37,8 @@ class TablesOptions:
 def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
     """Add the arguments of `ringformer tables`."""
     parser.description = (
-        "Search the contexts of the paper's Table 3 with the actual compilers, and compile the programs of Tables 1 "
-        "and 4. All of it takes hours; every attempt is saved, and a second call resumes."
+        "Search the contexts of the paper's Table 3 with the actual compilers, and compile the programs of Tables 1, "
+        "4 and 5. All of it takes hours; every attempt is saved, and a second call resumes."
     )
     add_flags(parser, TablesOptions)
     return _tables
@@ -45,26 +46,31 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 
 def _tables(args: argparse.Namespace) -> None:
     from ringformer.estimate.targets import only_compilers
-    from ringformer.paper import activation_memory, max_context, training_mfu
+    from ringformer.paper import activation_memory, cells, max_context, training_mfu, trajectories
     from ringformer.paper.attempts import other_compilers, read, read_runs
     from ringformer.paper.tables_document import Results, write_tables
 
     only_compilers()
-    every_row = max_context.ROWS + max_context.SCALING
+    every_row = cells.ROWS + cells.SCALING
     rows = tuple(row for row in every_row if args.row in (None, row.name))
     if not rows:
         raise ValueError(f"--row={args.row} is not a row; rows: {', '.join(row.name for row in every_row)}")
     whole = not (args.row or args.only or args.passes == 0)
-    cells = max_context.cells(rows)
-    searched = [cell for cell in cells if args.only in cell.name]
-    named = whole or args.only.startswith(training_mfu.TABLE)
-    compared = [cell for cell in training_mfu.cells() if named and args.only in cell.name]
+    of_rows = cells.cells(rows)
+    searched = [cell for cell in of_rows if args.only in cell.name]
+
+    def selected(table: str, every_cell: list[Any]) -> list[Any]:
+        named = whole or args.only.startswith(table)
+        return [cell for cell in every_cell if named and args.only in cell.name]
+
+    compared = selected(training_mfu.TABLE, training_mfu.cells())
+    agents = selected(trajectories.TABLE, trajectories.cells())
     if Path(args.out).is_dir():
         raise ValueError(f"--out={args.out} is a folder; give a JSON file, e.g. results/max_context.json")
     if args.docs is not None and (not args.docs or Path(args.docs).is_file()):
         raise ValueError(f"--docs={args.docs} is not a folder; give one, or leave --docs out")
-    if not (searched or compared or args.only == "table1"):
-        names = f"{cells[0].name} or {training_mfu.cells()[0].name}"
+    if not (searched or compared or agents or args.only == "table1"):
+        names = ", ".join(of[0].name for of in (of_rows, training_mfu.cells(), trajectories.cells()))
         raise ValueError(f"--only={args.only} is in no cell's name; names look like {names}, or table1")
     if args.passes is not None and args.passes < 0:
         raise ValueError(f"--passes={args.passes} must be at least 0")
@@ -85,8 +91,8 @@ def _tables(args: argparse.Namespace) -> None:
         return
     if changed := max_context.renew_counted(files.contexts):
         log(f"{changed} attempts have new seconds by the current closed form")
-    contexts, runs = read(files.contexts), read_runs(files.mfu)
-    made = [(cell.target, a) for cell in searched for a in contexts[cell.name]]
+    searches, runs = {files.contexts: searched, files.trajectories: agents}, read_runs(files.mfu)
+    made = [(cell.target, a) for path, wanted in searches.items() for cell in wanted for a in read(path)[cell.name]]
     made += [(cell.target, a) for cell in compared for a in runs.get(cell.name, {}).values()]
     for line in other_compilers(made):
         print(line, file=sys.stderr)
@@ -94,12 +100,13 @@ def _tables(args: argparse.Namespace) -> None:
         activation_memory.fill(files.activations, log)
     if args.passes != 0:
         training_mfu.fill(files.mfu, compared, log)
-    if args.whole_runs or args.generate_code:
-        max_context.judge_maxima(files.contexts, searched, log, args.generate_code)
-    max_context.fill(files.contexts, searched, log, args.passes)
+    for path, wanted in searches.items():
+        if args.whole_runs or args.generate_code:
+            max_context.judge_maxima(path, wanted, log, args.generate_code)
+        max_context.fill(path, wanted, log, args.passes)
     pages = [] if args.docs is None else write_tables(files, Path(args.docs))
     if args.row:
         columns = {files.contexts.name: read(files.contexts)}
         print(*max_context.beside_paper(searched, columns), sep="\n")
-    filled = [path for path, cells in ((files.contexts, searched), (files.mfu, compared)) if cells]
+    filled = [path for path, wanted in (searches | {files.mfu: compared}).items() if wanted]
     print(*filled or [files.activations], *pages, sep=", ")

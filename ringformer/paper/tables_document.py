@@ -11,10 +11,11 @@ from ringformer.estimate.targets import find_target
 from ringformer.hardware import CHIPS, GiB
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.own_attention import ATTENTION
-from ringformer.paper import activation_memory, max_context, mfu_table
+from ringformer.paper import activation_memory, max_context, mfu_table, trajectories
 from ringformer.paper.attempts import read, read_runs
+from ringformer.paper.cells import REGIMES, ROWS, SCALING, Cell, K, Row, cells
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
-from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, longest
+from ringformer.paper.max_context import longest
 from ringformer.paper.mfu_figure import draw_training_mfu
 from ringformer.paper.tables_text import BLOCKWISE, FORMULAS, PAGE, seconds_by, with_compilers
 from ringformer.paper.training_mfu import PAPER_MFU
@@ -31,17 +32,22 @@ class Results(NamedTuple):
     """Activations of Table 1."""
     mfu: Path
     """Runs of Table 4."""
+    trajectories: Path
+    """Attempts of Table 5."""
 
     @staticmethod
     def beside(contexts: Path) -> "Results":
         """Return the results in the folder of Table 3's attempts."""
-        return Results(contexts, *(contexts.with_name(name) for name in ("activations.json", "table4.json")))
+        return Results(
+            contexts, *(contexts.with_name(name) for name in ("activations.json", "table4.json", "table5.json"))
+        )
 
 
 def write_tables(results: Results, folder: Path) -> list[str]:
     """Write `folder`/tables.md and its figures to `folder`/figures; return the names of the files."""
     attempts, runs = read(results.contexts), read_runs(results.mfu)
-    text = page(attempts, runs, activation_memory.read(results.activations))
+    agents = read(results.trajectories)
+    text = page(attempts, runs, activation_memory.read(results.activations), agents)
     names = [f"figures/{name}.svg" for name in ("longest_contexts", "training_cost", "training_mfu")]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     draw_longest_contexts(contexts(attempts), path=folder / names[0])
@@ -51,14 +57,19 @@ def write_tables(results: Results, folder: Path) -> list[str]:
     return [f"{folder}/tables.md", *names]
 
 
-def page(attempts: max_context.Results, runs: dict[str, dict], activations: dict[str, dict]) -> str:
-    """Return the text of tables.md, from the contents of the three files of results."""
+def page(
+    attempts: max_context.Results,
+    runs: dict[str, dict],
+    activations: dict[str, dict],
+    agents: max_context.Results,
+) -> str:
+    """Return the text of tables.md, from the contents of the files of results."""
     v4 = efficiency("v4")
     tried = [attempt for cell in attempts.values() for attempt in cell]
     part = r"^\d+% of the computation by ([^,]*), the rest", r"\1 for a part of the computation, and for the rest"
     sources = {re.sub(*part, attempt["seconds_source"]) for attempt in tried if attempt["fits"]}
     rings = {name: best for name, cell in attempts.items() if "/ring/" in name and (best := longest(cell))}
-    kernels = [cell for cell in max_context.cells() if cell.kernel != "xla"]
+    kernels = [cell for cell in cells() if cell.kernel != "xla"]
     shorter = [cell.name for cell in kernels if 0 < _reached(attempts, cell) < _reached(attempts, cell.with_xla)]
     fields = {
         "paper_m": [_ring_row(row, row.sequences, attempts) for row in ROWS],
@@ -75,6 +86,8 @@ def page(attempts: max_context.Results, runs: dict[str, dict], activations: dict
         "mfu_float32": mfu_table.rows(runs, "float32"),
         "mfu_bfloat16": mfu_table.rows(runs, "bfloat16"),
         "mfu_executables": mfu_table.executables(runs),
+        "trajectories": trajectories.most_rows(agents),
+        "trajectories_of_paper": trajectories.paper_rows(agents),
         "target": [activation_memory.TARGET],
         "activations": [_activations_row(kind, activations[kind]) for kind in ATTENTION if kind in activations],
         "hidden": _smallest_local_lengths(),

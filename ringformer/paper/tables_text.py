@@ -163,6 +163,32 @@ compiler |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 {mfu_executables}
 
+## Table 5: trajectories in a context (compiled)
+
+The paper trains an agent of 350M parameters on contexts of 32 or 128 trajectories (ExoRL, 1,000 steps of four tokens
+each), and says which of them fit. These tables have the sizes of that agent (`--model=agentic_350m`, 4,096 tokens per
+trajectory) on eight devices. The ring trains one sequence on all of them; the others train one sequence on each, with
+FSDP. The paper names neither its hardware nor its batch. [In-context reinforcement learning](experience.md) is about the
+other half of the table, the returns.
+
+The most trajectories that fit, a power of two:
+
+| hardware | compute dtype | vanilla | memory efficient | blockwise | ring |
+|---|---|---|---|---|---|
+{trajectories}
+
+The paper's four cells, with the GiB of a device that a train step takes. The column "limit" is all of a TPU's memory, or
+92% of a GPU's.
+
+| hardware | compute dtype | limit | memory efficient, 32 | blockwise, 32 | blockwise, 128 | ring, 128 |
+|---|---|---|---|---|---|---|
+| the paper | not said | | no | fits | no | fits |
+{trajectories_of_paper}
+
+The ring holds 128 trajectories in every setup, as in the paper. The other answers depend on the setup. Memory efficient
+attention over 32 trajectories fits in five of six setups, where the paper says that it does not fit. Blockwise over 128
+does not fit in five of six, as in the paper.
+
 ## Table 1: activations of one layer of 7B
 
 The table gives the bf16 activations of one layer on a device while the layer is computed. The column "paper" has the
@@ -204,8 +230,8 @@ a context of 4K. The formula is (6 h + s) / (6 h + 4096).
 
 ## Method
 
-`ringformer tables` wrote this page from `results/max_context.json`, `results/activations.json` and
-`results/table4.json`. **Compiled** means that the compiler for that hardware compiled the train step of
+`ringformer tables` wrote this page from `results/max_context.json`, `results/activations.json`,
+`results/table4.json` and `results/table5.json`. **Compiled** means that the compiler for that hardware compiled the train step of
 `ringformer train` (AdamW, full rematerialisation, one `shard_map`, `check_vma=True`).
 
 - On TPU, a context fits if the compiler accepts the program's memory.

@@ -29,7 +29,7 @@ from ringformer.models.kernel_choice import USUAL
 from ringformer.ops.kernels.block_kernels import Kernel, check_kernel
 from ringformer.ops.work_list import default_chunk
 from ringformer.paper.attempts import compilable, read_runs, stamp, write_results
-from ringformer.paper.max_context import K, TableRow
+from ringformer.paper.cells import K, TableRow
 
 TABLE = "table4"
 """First part of the names of its cells."""

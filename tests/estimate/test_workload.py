@@ -9,7 +9,7 @@ import pytest
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.models.families.llama import LlamaConfig, preset
-from ringformer.paper.max_context import cells
+from ringformer.paper.cells import cells
 
 RESULTS = Path(__file__).parents[2] / "results"
 TINY = Workload(LlamaConfig(**preset("tiny")), find_target("v5e-16"), "2,2,1,-1", 4096, 8, accumulate=2, name="tiny")

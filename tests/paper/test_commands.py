@@ -8,7 +8,7 @@ import pytest
 
 from ringformer.cli import main
 from ringformer.estimate import targets
-from ringformer.paper import activation_memory, attempts, max_context, training_mfu
+from ringformer.paper import activation_memory, cells, attempts, max_context, training_mfu
 from ringformer.paper.attempts import read
 from ringformer.paper.commands import add_tables
 from tests.verbs import run_verb
@@ -96,36 +96,44 @@ def test_again_compiles_anew_and_changes_no_file(tmp_path, monkeypatch, capsys):
 def filled(monkeypatch):
     """How many cells of each module's table are filled; nothing is compiled."""
     found = {}
-    for name, module in (("max_context", max_context), ("training_mfu", training_mfu)):
-        monkeypatch.setattr(module, "fill", lambda path, wanted, *_, name=name: found.update({name: len(wanted)}))
-    monkeypatch.setattr(activation_memory, "fill", lambda path, log: found.update(activation_memory=1))
+    monkeypatch.setattr(max_context, "fill", lambda path, wanted, *_: found.update({path.name: len(wanted)}))
+    monkeypatch.setattr(training_mfu, "fill", lambda path, wanted, *_: found.update({path.name: len(wanted)}))
+    monkeypatch.setattr(activation_memory, "fill", lambda path, log: found.update({path.name: 1}))
     return found
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--only=table4"], {"max_context": 0, "training_mfu": 15}),
-        (["--only=table4/v4-1024/65b"], {"max_context": 0, "training_mfu": 3}),
-        (["--only=ring/bfloat16/m=2"], {"max_context": 5, "training_mfu": 0}),
-        (["--row=v5e-64/7b"], {"max_context": 1, "training_mfu": 0}),
-        ([], {"max_context": len(max_context.cells()), "training_mfu": 15, "activation_memory": 1}),
+        (["--only=table4"], {"table4.json": 15}),
+        (["--only=table4/v4-1024/65b"], {"table4.json": 3}),
+        (["--only=table5"], {"table5.json": 24}),
+        (["--only=table5/v5e-8/350m/ring"], {"table5.json": 2}),
+        (["--only=ring/bfloat16/m=2"], {"max_context.json": 5}),
+        (["--row=v5e-64/7b"], {"max_context.json": 1}),
+        (
+            [],
+            {"max_context.json": len(cells.cells()), "table5.json": 24, "table4.json": 15, "activations.json": 1},
+        ),
     ],
 )
 def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
     run_verb(add_tables, f"--out={RESULTS}", *arguments)
-    assert filled == expected
-    names = {"max_context": "max_context.json", "training_mfu": "table4.json"}
-    told = [str(RESULTS.with_name(names[table])) for table in names if expected[table]]
-    assert capsys.readouterr().out.splitlines()[-1] == ", ".join(told)
+    assert {name: count for name, count in filled.items() if count} == expected
+    named = [str(RESULTS.with_name(name)) for name in expected if name != "activations.json"]
+    assert capsys.readouterr().out.splitlines()[-1] == ", ".join(named)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--row=v5e-256/9b"], "--row=v5e-256/9b is not a row; rows: .*v5e-256/7b"),
-        (["--only=ringg", "--passes=0"], "--only=ringg is in no cell's name.* or table4/.*, or table1"),
-        (["--only=table4/9b"], "--only=table4/9b is in no cell's name.* or table4/8xa100-80/7b/float32/xla, or table1"),
+        (["--only=ringg", "--passes=0"], "--only=ringg is in no cell's name.*, table4/.*, or table1"),
+        (
+            ["--only=table4/9b"],
+            "--only=table4/9b is in no cell's name.*, table4/8xa100-80/7b/float32/xla, .*, or table1",
+        ),
+        (["--only=table5/v4-16/7b"], "in no cell's name.*, table5/v4-16/350m/vanilla/float32/m=8, or table1"),
         (["--out=.", "--passes=0"], "--out=. is a folder"),
         ([f"--docs={RESULTS}"], "max_context.json is not a folder; give one, or leave --docs out"),
         (["--docs="], "--docs= is not a folder"),
@@ -159,6 +167,7 @@ A_RUN = {"seq_len": 8, "fits": False, "head_groups": 1, "remat_group": 1, "compi
         ("table4.json", "[]", "it has no object 'cells'"),
         ("table4.json", '{"cells":{"x":[]}}', "x is not an object of runs"),
         ("table4.json", {"cells": {"x": {"ring": A_RUN}}}, "ring of x has no 'peak_bytes'"),
+        ("table5.json", {"cells": {"x": {}}}, "x is not a list of attempts"),
         ("activations.json", "[]", "it has no object 'kinds'"),
         ("activations.json", '{"kinds":{"ring":{}}}', "ring has no 'local_tokens'"),
     ],

@@ -12,7 +12,8 @@ from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.search import longest_context, memory_settings
 from ringformer.paper import attempts, max_context
 from ringformer.paper.attempts import read
-from ringformer.paper.max_context import ROWS, Cell, cells, fill, judge_maxima, longest
+from ringformer.paper.cells import REGIMES, ROWS, Cell, cells
+from ringformer.paper.max_context import fill, judge_maxima, longest
 from tests.estimate.search.test_longest_context import estimate_of
 
 
@@ -32,10 +33,10 @@ def test_the_rows_are_the_papers():
 def test_cells():
     names = [cell.name for cell in cells()]
     assert len(set(names)) == len(names) == 13 * 3 + 6 * 3 + 13 * 3 + 3 + 14 * 2
-    ring = Cell(ROWS[-1], "ring", max_context.REGIMES[1], 2).workload(4096)
+    ring = Cell(ROWS[-1], "ring", REGIMES[1], 2).workload(4096)
     assert (ring.name, ring.target.name, ring.mesh_dim, ring.batch_size) == ("llama_7b", "v5e-256", "1,2,1,128", 2)
     assert (ring.model.attention, ring.model.compute_dtype, ring.model.offload) == ("ring", "bfloat16", False)
-    baseline = Cell(ROWS[-1], "vanilla", max_context.REGIMES[0], 256).workload(4096)
+    baseline = Cell(ROWS[-1], "vanilla", REGIMES[0], 256).workload(4096)
     assert (baseline.mesh_dim, baseline.batch_size, baseline.model.compute_dtype) == ("1,256,1,1", 256, "float32")
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
 from ringformer.paper.attempts import read
-from ringformer.paper.max_context import REGIMES, ROWS, Cell, cells, longest
+from ringformer.paper.cells import REGIMES, ROWS, Cell, cells
+from ringformer.paper.max_context import longest
 from ringformer.paper.tables_document import Results, _fits_text, _longest_text, _within_text, write_tables
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,9 @@ def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
     results.write_text(json.dumps({"cells": found}))
     held = {"local_tokens": 8192, "paper_bytes": 2**26, "forward_bytes": 3 * 2**26, "backward_bytes": 2.0**30}
     (tmp_path / "held.json").write_text(json.dumps({"kinds": {"blockwise": held}}))
-    write_tables(Results(results, tmp_path / "held.json", tmp_path / "none.json"), tmp_path / "docs")
+    write_tables(
+        Results(results, tmp_path / "held.json", tmp_path / "none.json", tmp_path / "none.json"), tmp_path / "docs"
+    )
     text = (tmp_path / "docs" / "tables.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| v5e-256 | 7B | 256/2 | 2,048K |"))
     ends = "≥ {0} 12\u00a0s | {0} 12\u00a0s"  # both: the step of what fits takes 12 s

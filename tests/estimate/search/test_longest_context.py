@@ -21,7 +21,7 @@ from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import OTHER, Rates, Seconds
 from ringformer.estimate.workload import Workload
-from ringformer.paper.max_context import cells
+from ringformer.paper.cells import cells
 
 
 def estimate_of(workload: Workload, *, fits: bool, peak_bytes: int = 2**30, host_bytes: int = 0) -> Estimate:
