@@ -35,9 +35,9 @@ SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes per byte of a chunk pair's logits, (forward, backward), if the logits spill. They were read from compiled
 programs: v5e for TPU, A100 for GPU. (The range on A100 is 5.2 to 8.0 forward, 9.7 to 12.2 backward.)"""
 
-ATTENTION_BYTES = {"tpu": (8, 36), "gpu": (24, 48)}
-"""Bytes of attention's backward pass for each element of [T, D] on (a whole sequence, a ring), by kind of chip. With a
-ring, keys and their float32 gradients are computed, sent and received at once."""
+ATTENTION_BYTES = {"tpu": (8, 28), "gpu": (24, 24)}
+"""Bytes of attention's backward pass by kind of chip: for each element of [T, D] and, with a ring, for each element of
+its keys, which are computed, sent and received at once with their float32 gradients."""
 
 VANILLA_BYTES = {"tpu": 8, "gpu": 12}
 """Bytes of vanilla attention for each element of its logits, by kind of chip."""
@@ -250,8 +250,9 @@ def memory(workload: Workload) -> dict[str, float]:
     groups, single = model.remat_groups
     here = 0 if model.offload else groups * of_input + single * (of_input + of_attention)
     here += model.remat_group * (of_input + of_attention) if groups else 0
-    attention = ATTENTION_BYTES[target.chip.kind][workload.mesh_shape[3] > 1]
-    working = 7 * stream + attention * local * D / model.head_groups
+    of_queries, of_keys = ATTENTION_BYTES[target.chip.kind]
+    keys = of_keys * model.num_kv_heads / model.num_heads if workload.mesh_shape[3] > 1 else 0
+    working = 7 * stream + (of_queries + keys) * local * D / model.head_groups
     chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
     if chunks:  # float32 p, its gradient and the logits: the difference from the fitted chunks
         working += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
@@ -259,17 +260,17 @@ def memory(workload: Workload) -> dict[str, float]:
         working += 4 * item * local * F / tp
     if model.attention == "vanilla":
         working += VANILLA_BYTES[target.chip.kind] * model.num_heads / tp * local * local
-    keys = 0.0
+    gathered = 0.0
     # Keys of all ranks, with float32 gradients.
     if model.ring == "gathered" and workload.ring_size > 1 and 0 in workload.windows:
-        keys = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
-        keys /= model.ulysses * model.head_groups
+        gathered = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
+        gathered /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
     parameters = per_parameter * workload.trained_params + workload.frozen_bytes
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
-        "gathered keys": keys,
+        "gathered keys": gathered,
         "weights of a layer, their gradients, embedding gradient": (item + 4) * layer
         + 4 * V * D * (not workload.lora.rank),
         "parameters, optimizer and gradients": parameters / workload.state_shards,

@@ -1,0 +1,183 @@
+"""The dark room: a world for in-context reinforcement learning, and its text.
+
+A room of 7 x 7 cells has a goal that nobody sees. An episode begins in the middle and has ten steps; each step that
+ends on the goal is worth 1. A chain is a text of several episodes with one goal: explorations by a policy that never
+sees the reward, and then the episode of an expert, or of a model. Each character is a token:
+
+    u b4        the action (u, d, l, r: a step; s: stay), and the row and column of the cell after it
+    s c1*       a star follows if the cell is the goal
+    newline     begins an episode
+"""
+
+import random
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+SIDE, STEPS = 7, 10
+ROWS, COLUMNS = "abcdefg", "1234567"
+MOVES = {"u": (-1, 0), "d": (1, 0), "l": (0, -1), "r": (0, 1), "s": (0, 0)}
+BEGIN, STAR = "\n", "*"
+CHARACTERS = BEGIN + STAR + "".join(MOVES) + ROWS + COLUMNS
+"""Characters of a chain."""
+LONGEST = 3 * STEPS + STEPS + 1
+"""Most characters of an episode."""
+PERSISTENCE = 0.25
+"""Probability that an exploration repeats its last action. Others are drawn evenly from the four steps."""
+LATEST = 5
+"""Most steps of an exploration before the expert takes over."""
+NEAREST = 3
+"""Distance from the middle of the nearest goals that no model is trained on."""
+UNSEEN = 9
+"""Goals that no model is trained on."""
+
+
+class Cell(NamedTuple):
+    """A cell of the room."""
+
+    row: int
+    column: int
+
+    @classmethod
+    def parse(cls, name: str) -> "Cell":
+        """Return the cell with a name, e.g. b4."""
+        return cls(ROWS.index(name[0]), COLUMNS.index(name[1]))
+
+    def after(self, action: str) -> "Cell":
+        """Return the cell after an action; walls stop a step."""
+        row, column = MOVES[action]
+        return Cell(min(max(self.row + row, 0), SIDE - 1), min(max(self.column + column, 0), SIDE - 1))
+
+    def distance(self, other: "Cell") -> int:
+        """Return the number of steps to another cell."""
+        return abs(self.row - other.row) + abs(self.column - other.column)
+
+    def text(self, goal: "Cell | None" = None) -> str:
+        """Return the characters of the cell, with a star if it is the goal."""
+        return ROWS[self.row] + COLUMNS[self.column] + STAR * (self == goal)
+
+
+Episode = list[tuple[str, Cell]]
+"""Actions and the cells after them."""
+
+MIDDLE = Cell(SIDE // 2, SIDE // 2)
+GOALS = [Cell(i, j) for i in range(SIDE) for j in range(SIDE) if (i, j) != MIDDLE]
+
+
+def goals(seed: int) -> tuple[list[Cell], list[Cell]]:
+    """Return the goals that models of a seed are trained on, and those that they never see."""
+    far = [cell for cell in GOALS if cell.distance(MIDDLE) >= NEAREST]
+    unseen = random.Random(f"goals of {seed}").sample(far, UNSEEN)
+    return [cell for cell in GOALS if cell not in unseen], unseen
+
+
+def optimal(goal: Cell) -> int:
+    """Return the largest return of an episode."""
+    return STEPS + 1 - goal.distance(MIDDLE)
+
+
+def walk(actions: str) -> Episode:
+    """Return the actions and the cells after them, from the middle."""
+    cell, steps = MIDDLE, []
+    for action in actions:
+        cell = cell.after(action)
+        steps.append((action, cell))
+    return steps
+
+
+def total(steps: Episode, goal: Cell) -> int:
+    """Return the return of an episode."""
+    return sum(cell == goal for _, cell in steps)
+
+
+def exploration(rng: random.Random) -> Episode:
+    """Return an episode of a policy that does not see the reward."""
+    actions = rng.choice("udlr")
+    while len(actions) < STEPS:
+        actions += actions[-1] if rng.random() < PERSISTENCE else rng.choice("udlr")
+    return walk(actions)
+
+
+def expert(cell: Cell, goal: Cell) -> str:
+    """Return the expert's action: up or down to the goal's row, then to its column, then stay."""
+    if cell.row != goal.row:
+        return "d" if cell.row < goal.row else "u"
+    if cell.column != goal.column:
+        return "r" if cell.column < goal.column else "l"
+    return "s"
+
+
+def with_expert(begin: str, goal: Cell) -> Episode:
+    """Return the episode of an expert that takes over after some actions."""
+    steps = walk(begin)
+    while len(steps) < STEPS:
+        cell = steps[-1][1] if steps else MIDDLE
+        action = expert(cell, goal)
+        steps.append((action, cell.after(action)))
+    return steps
+
+
+def text(steps: Episode, goal: Cell | None) -> str:
+    """Return the characters of steps, without stars if there is no goal."""
+    return "".join(action + cell.text(goal) for action, cell in steps)
+
+
+def context(episodes: Sequence[Episode], goal: Cell | None) -> str:
+    """Return the text before an episode that is to be played."""
+    return "".join(BEGIN + text(steps, goal) for steps in episodes) + BEGIN
+
+
+def visited(episodes: Sequence[Episode]) -> set[Cell]:
+    """Return the cells in which steps end."""
+    return {cell for steps in episodes for _, cell in steps}
+
+
+def training_chain(rng: random.Random, episodes: int, allowed: Collection[Cell]) -> list[dict[str, str]]:
+    """Return a chain of explorations and an expert's episode, as a question and its answer.
+
+    The goal is one of the allowed cells that the explorations reached, so that the expert does what the context shows.
+    In half of the chains, the expert takes over after some steps of an exploration, which belong to the question.
+    """
+    reached: list[Cell] = []
+    while not reached:
+        explorations = [exploration(rng) for _ in range(episodes - 1)]
+        reached = sorted(visited(explorations) & set(allowed))
+    goal = rng.choice(reached)
+    wandered = exploration(rng)[: max(0, rng.randint(-LATEST, LATEST))]
+    played = with_expert("".join(action for action, _ in wandered), goal)
+    question = context(explorations, goal) + text(wandered, goal)
+    return [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": text(played[len(wandered) :], goal)},
+    ]
+
+
+def parse(chain: str) -> tuple[list[Episode], Cell | None]:
+    """Return the episodes of a chain and its goal, None if no cell has a star.
+
+    Raises ValueError for unknown characters, for episodes that were cut, and for cells and stars that do not follow.
+    """
+    lines = [line for line in chain.split(BEGIN) if line]
+    episodes, stars, plain = [], set(), set()
+    for number, line in enumerate(lines, 1):
+        if unknown := sorted(set(line) - set(CHARACTERS)):
+            raise ValueError(f"episode {number} has the unknown character {unknown[0]!r}; characters: {CHARACTERS!r}")
+        steps = re.findall(r"([udlrs])([a-g][1-7])(\*?)", line)
+        if "".join(map("".join, steps)) != line or len(steps) != STEPS:
+            raise ValueError(
+                f"episode {number} is not {STEPS} steps such as ub4 or sc1*: it may have been cut; remove the line "
+                "or complete it"
+            )
+        episode = walk("".join(action for action, _, _ in steps))
+        for place, ((action, name, star), (_, cell)) in enumerate(zip(steps, episode, strict=True), 1):
+            if name != cell.text():
+                raise ValueError(f"episode {number}, step {place}: {action} ends in {cell.text()}, not in {name}")
+            (stars if star else plain).add(cell)
+        episodes.append(episode)
+    if len(stars) > 1 or stars & plain:
+        cells = min(stars & plain) if stars & plain else max(stars)
+        raise ValueError(
+            "a chain has one goal, which has a star wherever it is reached: "
+            f"{min(stars).text()} has one, and {cells.text()} has {'none in another step' if stars & plain else 'one'}"
+        )
+    return episodes, next(iter(stars), None)

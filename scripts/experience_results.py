@@ -1,0 +1,273 @@
+"""Write the results of scripts/experience.sh, and draw the returns by the number of episodes in the context.
+
+python scripts/experience_results.py FOLDER --results=FILE --figure=FILE --measured_on=...
+"""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringformer.cli.parser import output_argument
+from ringformer.evals.figures import CURVE, PERCENT
+from ringformer.evals.intervals import bootstrap, wilson
+from ringformer.evals.model_folder import identity
+from ringformer.plotting import FAINT, INK, RULE, check_matplotlib, drawn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from dark_room import Cell, optimal
+
+COMMAND = (
+    "bash scripts/experience.sh --seeds=3 --controls --results=results/experience.json "
+    "--figure=docs/figures/experience.png"
+)
+SEEDS = (1, 2, 3)
+PLAYED = {
+    "run": (1, 4, 16, 32, 128),
+    "run-blank": (16, 32),
+    "run-other": (16, 32),
+    "run-shuffled": (16, 32),
+    "short": (1, 4, 16, 32),
+}
+"""What a complete file has of each seed: numbers of episodes by model and control."""
+PAIRS = (("run", 32, "run", 16), ("run", 128, "run", 32), *(("run-shuffled", n, "run", n) for n in (16, 32)))
+"""Comparisons over the same cases."""
+
+Episodes = dict[tuple[int, str, int], list[dict[str, Any]]]
+"""Episodes by (seed, model and control, number of episodes)."""
+
+
+def read(folder: Path) -> Episodes:
+    """Read the episodes of every seed; raises ValueError for those of another checkpoint than the run has."""
+    found: Episodes = {}
+    for path in sorted(folder.glob("seed-*/episodes/*.json")):
+        content = json.loads(path.read_text())
+        now = identity(content["run"])["checkpoint"]
+        if content["checkpoint"] != now:
+            raise ValueError(f"{path} has episodes of another checkpoint than {content['run']} has: remove {path}")
+        for n, rows in content["episodes"].items():
+            found[content["seed"], path.stem, int(n)] = rows
+    return found
+
+
+def shares(rows: Sequence[dict[str, Any]], cell: str = "goal", count: str = "return") -> np.ndarray:
+    """Return the return of each episode over the optimal one; with `cell` "starred" and `count` "followed", of the cell
+    that had the stars."""
+    return np.array([row[count] / optimal(Cell.parse(row[cell])) for row in rows])
+
+
+def interval(values: np.ndarray) -> list[float]:
+    """Return the 95% interval of a mean by a bootstrap over episodes or, if all are equal, which a bootstrap takes for
+    certain, Wilson's."""
+    same = len(set(values)) == 1
+    ends = wilson(values[0], len(values)) if same else bootstrap(values.tolist(), [1.0] * len(values))
+    return [round(end, 4) for end in ends]
+
+
+def over_goals(rows_by_seed: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
+    """Return the 95% interval of a mean by a bootstrap over the goals of all seeds."""
+    by_goal: dict[tuple[int, str], list[float]] = {}
+    for seed, rows in enumerate(rows_by_seed):
+        for row, share in zip(rows, shares(rows), strict=True):
+            by_goal.setdefault((seed, row["goal"]), []).append(share)
+    sums = [sum(of_goal) for of_goal in by_goal.values()]
+    if len(set(sums)) == 1:
+        return [round(end, 4) for end in wilson(sums[0] / len(next(iter(by_goal.values()))), len(sums))]
+    return [round(end, 4) for end in bootstrap(sums, [len(of_goal) for of_goal in by_goal.values()])]
+
+
+def summary(episodes: Episodes) -> list[dict[str, Any]]:
+    """Return a row for each model, control and number of episodes, pooled over the seeds."""
+    table = []
+    for name, n in sorted({key[1:] for key in episodes}, key=lambda key: (list(PLAYED).index(key[0]), key[1])):
+        by_seed = {seed: rows for (seed, *of), rows in sorted(episodes.items()) if of == [name, n]}
+        rows = [row for of_seed in by_seed.values() for row in of_seed]
+        values = shares(rows)
+        entry = {
+            "model": name,
+            "n": n,
+            "episodes": len(rows),
+            "return": round(values.mean(), 4),
+            "interval": interval(values),
+            "interval_over_goals": over_goals(list(by_seed.values())),
+            "goal_in_context": round(float(np.mean([row["shown"] for row in rows])), 4),
+            "by_seed": {seed: round(shares(of_seed).mean(), 4) for seed, of_seed in by_seed.items()},
+        }
+        if "starred" in rows[0]:
+            followed = shares(rows, "starred", "followed")
+            entry |= {"return_of_starred": round(followed.mean(), 4), "interval_of_starred": interval(followed)}
+        table.append(entry)
+    return table
+
+
+def comparisons(episodes: Episodes) -> list[dict[str, Any]]:
+    """Return the differences of paired cases, with a bootstrap over the pairs."""
+    table = []
+    for name, n, base, base_n in PAIRS:
+        differences = [
+            float(share)
+            for seed in sorted({key[0] for key in episodes})
+            if (seed, name, n) in episodes and (seed, base, base_n) in episodes
+            for share in _differences(episodes[seed, name, n], episodes[seed, base, base_n])
+        ]
+        if differences:
+            found = np.array(differences)
+            entry = {"of": f"{name}, n = {n}", "over": f"{base}, n = {base_n}", "pairs": len(found)}
+            table.append(entry | {"difference": round(found.mean(), 4), "interval": interval(found)})
+    return table
+
+
+def _differences(rows: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Return the differences of the cases that both have; cases have the same goals in the same order."""
+    count = min(len(rows), len(base))
+    if [row["goal"] for row in rows[:count]] != [row["goal"] for row in base[:count]]:
+        raise ValueError("episodes of two kinds have other goals: remove both files of episodes, and play again")
+    return shares(rows[:count]) - shares(base[:count])
+
+
+def columns(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return episodes as texts, one word for each episode."""
+    texts = {key: " ".join(str(row[key]) for row in rows) for key in rows[0] if key != "shown"}
+    return {"shown": "".join("01"[row["shown"]] for row in rows)} | texts
+
+
+def stages(folder: Path, seed: int) -> list[dict[str, Any]]:
+    """Return the stages that a seed's model was trained in."""
+    path = folder / f"seed-{seed}" / "run" / "stages.json"
+    keys = ("seq_len", "rope_theta", "steps", "tokens", "state")
+    return [{key: row[key] for key in keys} for row in json.loads(path.read_text())] if path.is_file() else []
+
+
+def seconds(folder: Path) -> dict[str, dict[str, int]]:
+    """Return the seconds of the script's parts by seed, with those of interrupted calls that ended."""
+    found: dict[str, dict[str, int]] = {}
+    path = folder / "seconds.txt"
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        seed, part, count = line.split()
+        of_seed = found.setdefault(seed, {})
+        of_seed[part] = of_seed.get(part, 0) + int(count)
+    return found
+
+
+COLORS = {"run": "#3b75af", "short": "#c2570c", "run-blank": FAINT, "run-other": "#2c8a57"}
+NAMES = {
+    "run": "trained on up to 128 episodes",
+    "short": "trained on 4 episodes alone, on as many tokens",
+    "run-blank": "context without stars",
+    "run-other": "context with the stars of another goal",
+}
+
+
+@drawn
+def draw(plt, table: Sequence[dict[str, Any]], title: str) -> Any:
+    """Draw the returns by the number of episodes, with their intervals and the share of contexts with the goal."""
+    figure, axes = plt.subplots(figsize=(7.6, 4.4), layout="constrained")
+    main = [row for row in table if row["model"] == "run"]
+    axes.plot(
+        [row["n"] for row in main],
+        [row["goal_in_context"] for row in main],
+        "--",
+        color=INK,
+        label="ceiling: contexts that show the goal",
+        **CURVE | {"linewidth": 1},
+    )
+    for model, name in NAMES.items():
+        rows = [row for row in table if row["model"] == model]
+        if rows:
+            y, (low, high) = np.array([row["return"] for row in rows]), np.transpose([row["interval"] for row in rows])
+            errors, line = np.maximum((y - low, high - y), 0), "o" if "-" in model else "o-"
+            x = [row["n"] * (1.06 if model == "run-other" else 1) for row in rows]
+            axes.errorbar(x, y, errors, fmt=line, color=COLORS[model], elinewidth=1, capsize=2, label=name, **CURVE)
+            if model == "run-other":
+                y = [row["return_of_starred"] for row in rows]
+                label = "the same, return at the other goal"
+                axes.plot(x, y, "D", color="none", markeredgecolor=COLORS[model], label=label, **CURVE)
+    ticks = PLAYED["run"]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(n) for n in ticks])
+    axes.minorticks_off()
+    axes.set(
+        ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1], xlabel="n: the episode played, and n - 1 explorations before it"
+    )
+    axes.set(ylabel="return over the optimal, 95% interval", title=title)
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+    axes.tick_params(length=0)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of scripts/experience.sh")
+    parser.add_argument("--results", type=output_argument, required=True)
+    parser.add_argument("--figure", type=output_argument, required=True)
+    parser.add_argument("--measured_on", required=True, help="description of the machine")
+    args = parser.parse_args()
+    try:
+        check_matplotlib()
+        episodes = read(args.folder)
+        if not episodes:
+            raise ValueError(f"{args.folder} has no episodes: run bash scripts/experience.sh first")
+        one_device = args.folder / "seed-1" / "one-device.json"
+        wanted = {(seed, name, n) for seed in SEEDS for name, of_name in PLAYED.items() for n in of_name}
+        missing = [f"seed {seed}: {name}, n = {n}" for seed, name, n in sorted(wanted - set(episodes))]
+        missing += [] if one_device.is_file() else ["training on one device"]
+        table = summary(episodes)
+        seeds = sorted({key[0] for key in episodes})
+        content = {
+            "what": "measured: return over the optimal one in a dark room with goals that no model was trained on",
+            "measured_on": args.measured_on,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "command": COMMAND,
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("jax", "flax", "optax")},
+            },
+            "missing": missing,
+            "seconds": seconds(args.folder),
+            "stages": {seed: stages(args.folder, seed) for seed in seeds},
+            "summary": table,
+            "comparisons": comparisons(episodes),
+            "ring_over_one_device": json.loads(one_device.read_text()) if one_device.is_file() else None,
+            "episodes": {
+                f"seed {seed}": {
+                    f"{name}, n = {n}": columns(rows) for (of, name, n), rows in episodes.items() if of == seed
+                }
+                for seed in seeds
+            },
+        }
+        args.results.write_text(json.dumps(content, indent=1) + "\n")
+        draw(
+            table,
+            "returns for goals never trained on, 0.1M parameters" + (" (partial)" if missing else ""),
+            path=args.figure,
+        )
+    except (ValueError, OSError, KeyError) as error:
+        print(f"scripts/experience_results.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    for row in table:
+        low, high = row["interval"]
+        print(
+            f"{row['model']:<13} n = {row['n']:<4} {row['return']:.3f} ({low:.3f} to {high:.3f}), "
+            f"{row['episodes']} episodes, ceiling {row['goal_in_context']:.3f}"
+        )
+    for row in content["comparisons"]:
+        low, high = row["interval"]
+        print(
+            f"{row['of']} over {row['over']}: {row['difference']:+.3f} ({low:+.3f} to {high:+.3f}), "
+            f"{row['pairs']} pairs"
+        )
+    print(f"{args.results} and {args.figure}" + (f"; {len(missing)} of its parts are missing" if missing else ""))
+
+
+if __name__ == "__main__":
+    main()

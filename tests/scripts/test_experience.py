@@ -1,0 +1,325 @@
+"""The script of in-context reinforcement learning: its chains, its cases, what it counts, and its end at toy size."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringformer.data import load_tokenizer
+from ringformer.evals.model_folder import identity
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import dark_room as room
+
+ROOT = Path(__file__).parents[2]
+
+
+def loaded(name):
+    """A script as a module of another name: its imports stay its own."""
+    spec = spec_from_file_location(f"{name}_script", ROOT / f"scripts/{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+experience, experience_results = loaded("experience"), loaded("experience_results")
+case = experience.case
+
+
+class FollowsStars:
+    """A model that goes where the stars are, and else up; a token is a character."""
+
+    def __init__(self):
+        self.generator, self.texts, self.appended = self, [], 0
+
+    def encode(self, text):
+        return [ord(character) for character in text]
+
+    def session(self, rows):
+        self.texts = [""] * rows
+        return self
+
+    def append(self, rows):
+        self.appended += 1
+        self.texts = [text + "".join(map(chr, row)) for text, row in zip(self.texts, rows, strict=True)]
+
+    @property
+    def logits(self):
+        found = np.zeros((len(self.texts), 128))
+        for row, text in zip(found, self.texts, strict=True):
+            before, _, now = text.rpartition("\n")
+            star = before.find("*")
+            goal = None if star < 0 else room.Cell.parse(before[star - 2 : star])
+            steps = now.replace("*", "")
+            cell = room.Cell.parse(steps[-2:]) if steps else room.MIDDLE
+            row[ord(room.expert(cell, goal) if goal else "u")] = 1
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Twenty chains of each kind."""
+    out = tmp_path_factory.mktemp("experience")
+    experience.make(out, 1, 0.0)
+    return out
+
+
+def chains(folder):
+    return [json.loads(line)["messages"] for line in (folder / "chains.jsonl").read_text().splitlines()]
+
+
+def test_a_token_is_a_character(folder):
+    """So that lengths of chains are those that the stages select by; the template ends an answer."""
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
+    text = "\nuc4ub4*\n"
+    assert len(tokenizer.encode(text)) == len(text) and tokenizer.decode(tokenizer.encode(text)) == text
+    lengths = {}
+    for question, answer in chains(folder):
+        whole = question["content"] + answer["content"]
+        lengths.setdefault(whole.count("\n"), []).append(len(whole) + 1)
+    assert sorted(lengths) == [4, 16, 32, 64, 128]
+    bounds = {4: (0, 300), 16: (301, 1024), 64: (1025, 4096), 128: (1025, 4096)}
+    assert all(low <= n <= high for kind, (low, high) in bounds.items() for n in lengths[kind])
+    assert np.median(lengths[32]) < 1024
+
+
+def test_a_seed_makes_the_same_chains_and_another_seed_others(folder, tmp_path):
+    for seed, same in ((1, True), (2, False)):
+        experience.make(tmp_path / str(seed), seed, 0.0)
+        assert ((tmp_path / str(seed) / "chains.jsonl").read_bytes() == (folder / "chains.jsonl").read_bytes()) is same
+
+
+def test_no_chain_has_a_star_on_a_goal_that_is_never_seen(folder):
+    _, unseen = room.goals(1)
+    for question, answer in chains(folder):
+        _, goal = room.parse(question["content"] + answer["content"])
+        assert goal not in unseen
+
+
+def test_cases_of_an_index_begin_with_the_same_explorations():
+    for index in range(20):
+        short, long = case(1, 16, index), case(1, 32, index)
+        assert short.explorations == long.explorations[:15] and short.goal == long.goal == short.starred
+        assert short.goal in room.goals(1)[1]
+    assert len({case(1, 16, i).goal for i in range(9)}) == 9
+
+
+def test_controls_change_what_they_say_and_nothing_else():
+    for index in range(30):
+        plain, blank, other, shuffled = (case(2, 16, index, control) for control in experience.CONTROLS)
+        assert "*" not in blank.text and blank.text == plain.text.replace("*", "") and not blank.shown
+        assert other.starred in room.goals(2)[1] and other.starred != plain.goal == other.goal
+        assert other.text.replace("*", "") == blank.text
+        assert sorted(shuffled.explorations) == sorted(plain.explorations) != shuffled.explorations
+        assert shuffled.goal == plain.goal == shuffled.starred
+
+
+def test_a_model_that_follows_stars_reaches_the_ceiling():
+    """It reads each context once, and then one step after the other."""
+    model, cases = FollowsStars(), [case(1, 16, i) for i in range(60)]
+    rows = [experience.record(*pair) for pair in zip(cases, experience.play(model, cases), strict=True)]
+    assert model.appended == 10
+    shares = experience_results.shares(rows)
+    shown = np.array([row["shown"] for row in rows])
+    assert 0 < shown.sum() < 60 and (shares[shown] == 1).all() and shares[~shown].mean() < 0.1
+    others = [case(1, 16, i, "other") for i in range(60)]
+    rows = [experience.record(*pair) for pair in zip(others, experience.play(model, others), strict=True)]
+    followed = experience_results.shares(rows, "starred", "followed")
+    assert (followed[[row["shown"] for row in rows]] == 1).all()
+    assert experience_results.shares(rows).mean() < 0.1, "the goal that counts is not the one that the context shows"
+
+
+def test_the_world_gives_stars_at_the_goal_and_not_where_the_context_says():
+    model, goal, starred = FollowsStars(), room.Cell(3, 6), room.Cell(3, 0)
+    experience.play(model, [experience.Case([room.walk("llllllllll")], goal, starred)])
+    assert model.texts[0].rpartition("\n")[2] == "ld3ld2ld1sd1sd1sd1sd1sd1sd1"
+    experience.play(model, [experience.Case([room.walk("rrrrrrrrrr")], goal, goal)])
+    assert model.texts[0].endswith("\nrd5rd6rd7*sd7*sd7*sd7*sd7*sd7*sd7*")
+
+
+@pytest.fixture
+def played(tmp_path):
+    """A function that writes the episodes of a seed: at n = 1 nothing, at n = 16 half of the returns, at 32 all."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+
+    def write(seed, count=18):
+        episodes = {}
+        for n, every in ((1, 0), (16, 2), (32, 1)):
+            cases = [case(seed, n, i) for i in range(count)]
+            experts = ["".join(action for action, _ in room.with_expert("", c.goal)) for c in cases]
+            acts = [expert if every and i % every == 0 else "s" * 10 for i, expert in enumerate(experts)]
+            episodes[n] = [experience.record(*pair) for pair in zip(cases, acts, strict=True)]
+        made = {"seed": seed, "count": count, "control": "", **identity(tmp_path / "run")}
+        path = tmp_path / f"seed-{seed}" / "episodes" / "run.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(made | {"episodes": episodes}))
+        return path
+
+    return write
+
+
+def results(tmp_path):
+    return subprocess.run(
+        [
+            *(sys.executable, "scripts/experience_results.py", tmp_path, "--measured_on=a test"),
+            *(f"--results={tmp_path}/r.json", f"--figure={tmp_path}/f.png"),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_results_pool_the_seeds_and_compare_the_same_cases(played, tmp_path):
+    for seed in (1, 2):
+        played(seed)
+    done = results(tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "r.json").read_text())
+    one, half, whole = content["summary"]
+    assert [(row["n"], row["episodes"], row["return"]) for row in (one, half, whole)] == [
+        (1, 36, 0.0),
+        (16, 36, 0.5),
+        (32, 36, 1.0),
+    ]
+    assert one["interval"] == [0.0, pytest.approx(1.96**2 / (36 + 1.96**2), abs=1e-3)], "Wilson's, for none of 36"
+    low, high = half["interval"]
+    assert 0.3 < low < 0.4 and 0.6 < high < 0.7 and half["by_seed"] == {"1": 0.5, "2": 0.5}
+    (paired,) = content["comparisons"]
+    assert (paired["of"], paired["over"], paired["pairs"]) == ("run, n = 32", "run, n = 16", 36)
+    assert paired["difference"] == 0.5 and paired["interval"][0] > 0.3
+    assert "seed 3: run, n = 1" in content["missing"] and "training on one device" in content["missing"]
+    kept = content["episodes"]["seed 2"]["run, n = 16"]
+    assert len(kept["shown"]) == len(kept["actions"].split()) == len(kept["goal"].split()) == 18
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert "run           n = 32   1.000" in done.stdout and "+0.500" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda made: made | {"checkpoint": "0"}, "has episodes of another checkpoint than .* has: remove"),
+        (
+            lambda made: made | {"episodes": {"16": made["episodes"]["16"][1:], "32": made["episodes"]["32"]}},
+            "other goals",
+        ),
+        (lambda made: {}, "'run'"),
+    ],
+)
+def test_results_of_other_or_changed_episodes_are_refused(change, message, played, tmp_path):
+    path = played(1)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    done = results(tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "r.json").exists()
+    assert done.stderr.startswith("scripts/experience_results.py: ")
+    assert re.search(message, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chain", "RUN", "CUT"], "episode 1 is not 10 steps such as ub4"),
+        (["chain", "RUN", "UNKNOWN"], "episode 1 has the unknown character 'q'"),
+        (["chain", "RUN", "none"], "No such file"),
+        (["chain", "RUN", "MANY"], "34 episodes take 1,054 tokens or more; .* was trained on 1,024"),
+        (
+            ["play", "RUN", "--seed=1", "--count=9", "--out=o.json", "--episodes=16,200"],
+            "200 episodes take 6,200 tokens",
+        ),
+        (
+            ["play", "RUN", "--seed=1", "--count=9", "--out=o.json", "--episodes=0"],
+            "0 is no list of numbers of episodes",
+        ),
+        (["play", "RUN", "--seed=1", "--count=9", "--out=none/o.json", "--episodes=1"], "there is no folder"),
+        (["play", "none", "--seed=1", "--count=9", "--out=o.json", "--episodes=1"], "none"),
+    ],
+)
+def test_mistakes_of_a_person_are_one_line(words, message, tmp_path):
+    whole = room.text(room.walk("uuuuuuuuuu"), None)
+    texts = {"CUT": whole[:-2], "UNKNOWN": whole.replace("u", "q"), "MANY": "\n".join([whole] * 33)}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "config.json").write_text('{"seq_len": 1024}')
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/experience.py", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert re.search(message, last), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds=0"], "usage: bash scripts/experience.sh"),
+        (["--count=many"], "--count=many is not a number"),
+        (["--results=none/r.json"], "there is no folder none for none/r.json"),
+        (["--control"], "usage: bash scripts/experience.sh"),
+    ],
+)
+def test_the_script_refuses_wrong_arguments_before_it_trains(words, message, tmp_path):
+    done = subprocess.run(
+        ["bash", "scripts/experience.sh", *words, str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and message in done.stderr and not (tmp_path / "out").exists()
+
+
+TINY = """
+import sys
+sys.path.insert(0, {configs!r})
+from {module} import get_config as whole
+
+
+def get_config():
+    config = whole()
+    config.optimizer.warmup_steps = 1
+    config.data.held_out = 0.2
+    config.stages = tuple({{**stage, "steps": 2, "batch_size": 2}} for stage in config.stages)
+    return config
+"""
+
+
+@pytest.mark.slow  # four runs are trained, and five lengths are played
+def test_the_script_ends_with_the_results_and_the_figure(tmp_path):
+    """With two steps a stage. The same command goes on, here with nothing left to do."""
+    for name, module in (("tiny", "in_context_rl"), ("tiny_short", "in_context_rl_short")):
+        (tmp_path / f"{name}.py").write_text(TINY.format(configs=str(ROOT / "configs"), module=module))
+    environment = os.environ | {"RINGFORMER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    out = tmp_path / "out"
+    command = ["bash", "scripts/experience.sh", "--controls", "--count=9", "--share=0", f"--config={tmp_path}/tiny.py"]
+    first, again = (
+        subprocess.run([*command, str(out)], cwd=ROOT, env=environment, capture_output=True, text=True) for _ in "12"
+    )
+    assert first.returncode == again.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
+    content = json.loads((out / "experience.json").read_text())
+    assert all(text.startswith(("seed 2", "seed 3")) for text in content["missing"])
+    assert {(row["model"], row["n"]): row["episodes"] for row in content["summary"]} == {
+        (name, n): 9 if name == "run" else 3 for name, of_name in experience_results.PLAYED.items() for n in of_name
+    }
+    assert content["ring_over_one_device"]["relative_norm"] < 1e-5
+    assert [stage["state"] for stage in content["stages"]["1"]] == ["finished"] * 3
+    chain = tmp_path / "chain.txt"
+    chain.write_text(case(1, 4, 0).text)
+    (run,) = out.glob("seed-1/run/stage-3-*")
+    done = subprocess.run(
+        [sys.executable, "scripts/experience.py", "chain", str(run), str(chain)],
+        cwd=ROOT,
+        env=environment | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "star: goal" in done.stdout, done.stderr
