@@ -30,6 +30,13 @@ NEAREST = 3
 """Distance from the middle of the nearest goals that no model is trained on."""
 UNSEEN = 9
 """Goals that no model is trained on."""
+CONTROLS = {
+    "": "the context as it was explored",
+    "blank": "the context without stars",
+    "other": "the context with the stars of another goal",
+    "shuffled": "the explorations in another order",
+}
+"""Contexts that a model plays after."""
 
 
 class Cell(NamedTuple):
@@ -181,3 +188,40 @@ def parse(chain: str) -> tuple[list[Episode], Cell | None]:
             f"{min(stars).text()} has one, and {cells.text()} has {'none in another step' if stars & plain else 'one'}"
         )
     return episodes, next(iter(stars), None)
+
+
+class Case(NamedTuple):
+    """A chain in which a model plays the last episode."""
+
+    explorations: list[Episode]
+    goal: Cell | None
+    starred: Cell | None
+    """Cell that has the stars of the context."""
+
+    @property
+    def shown(self) -> bool:
+        """True if a star is in the context."""
+        return self.starred in visited(self.explorations)
+
+    @property
+    def text(self) -> str:
+        """The context."""
+        return context(self.explorations, self.starred)
+
+
+def case(seed: int, episodes: int, index: int, control: str = "") -> Case:
+    """Return a case with a goal that models of the seed never saw. Cases of an index have the same first explorations,
+    whatever their number of episodes."""
+    _, unseen = goals(seed)
+    rng = random.Random(f"case {index} with seed {seed}")
+    explorations = [exploration(rng) for _ in range(episodes - 1)]
+    goal = unseen[index % len(unseen)]
+    rng = random.Random(f"control of case {index} with seed {seed}")
+    starred: Cell | None = goal
+    if control == "shuffled":
+        rng.shuffle(explorations)
+    elif control == "other":
+        starred = rng.choice([cell for cell in unseen if cell != goal])
+    elif control == "blank":
+        starred = None
+    return Case(explorations, goal, starred)

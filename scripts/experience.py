@@ -12,7 +12,7 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,16 +23,16 @@ from ringformer.files.atomic import write_whole
 sys.path.insert(0, str(Path(__file__).parent))
 
 from dark_room import (
+    CONTROLS,
     LONGEST,
     MIDDLE,
     MOVES,
     ROWS,
     SIDE,
     STEPS,
+    Case,
     Cell,
-    Episode,
-    context,
-    exploration,
+    case,
     goals,
     optimal,
     parse,
@@ -51,12 +51,6 @@ TEMPLATE = (
 """Chat template that concatenates messages, with the end token after the answer."""
 CHAINS = {4: 50_000, 16: 8_000, 32: 8_000, 64: 1_500, 128: 900}
 """Chains to make, by their number of episodes. The stages of configs/in_context_rl.py select chains by length."""
-CONTROLS = {
-    "": "the context as it was explored",
-    "blank": "the context without stars",
-    "other": "the context with the stars of another goal",
-    "shuffled": "the explorations in another order",
-}
 BATCH = 45
 """Chains that are played at once."""
 
@@ -87,43 +81,6 @@ def make(folder: Path, seed: int, share: float) -> None:
             lines.append(json.dumps({"messages": training_chain(rng, episodes, allowed)}) + "\n")
     write_whole(folder / "chains.jsonl", "".join(lines))
     print(f"{folder}/chains.jsonl: {len(lines):,} chains")
-
-
-class Case(NamedTuple):
-    """A chain in which a model plays the last episode."""
-
-    explorations: list[Episode]
-    goal: Cell | None
-    starred: Cell | None
-    """Cell that has the stars of the context."""
-
-    @property
-    def shown(self) -> bool:
-        """True if a star is in the context."""
-        return self.starred in visited(self.explorations)
-
-    @property
-    def text(self) -> str:
-        """The context."""
-        return context(self.explorations, self.starred)
-
-
-def case(seed: int, episodes: int, index: int, control: str = "") -> Case:
-    """Return a case with a goal that models of the seed never saw. Cases of an index have the same first explorations,
-    whatever their number of episodes."""
-    _, unseen = goals(seed)
-    rng = random.Random(f"case {index} with seed {seed}")
-    explorations = [exploration(rng) for _ in range(episodes - 1)]
-    goal = unseen[index % len(unseen)]
-    rng = random.Random(f"control of case {index} with seed {seed}")
-    starred: Cell | None = goal
-    if control == "shuffled":
-        rng.shuffle(explorations)
-    elif control == "other":
-        starred = rng.choice([cell for cell in unseen if cell != goal])
-    elif control == "blank":
-        starred = None
-    return Case(explorations, goal, starred)
 
 
 def load(run: Path, episodes: int) -> Any:
@@ -171,13 +128,12 @@ def play_cases(run: Path, seed: int, lengths: Sequence[int], count: int, control
         played = {}
     missing = [n for n in lengths if str(n) not in played]
     model = load(run, max(missing)) if missing else None
-    for n in missing:
-        cases = [case(seed, n, i, control) for i in range(count)]
-        actions = [a for i in range(0, count, BATCH) for a in play(model, cases[i : i + BATCH])]
-        played[str(n)] = [record(*pair) for pair in zip(cases, actions, strict=True)]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, json.dumps(made | {"episodes": played}) + "\n")
     for n in lengths:
+        if n in missing:
+            cases = [case(seed, n, i, control) for i in range(count)]
+            actions = [a for i in range(0, count, BATCH) for a in play(model, cases[i : i + BATCH])]
+            played[str(n)] = [record(*pair) for pair in zip(cases, actions, strict=True)]
+            write_whole(out, json.dumps(made | {"episodes": played}) + "\n")
         share = np.mean([row["return"] / optimal(Cell.parse(row["goal"])) for row in played[str(n)]])
         shown = np.mean([row["shown"] for row in played[str(n)]])
         name = f", {CONTROLS[control]}" if control else ""

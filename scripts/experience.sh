@@ -83,6 +83,7 @@ stage() {
 # play SEED RUN STAGE EPISODES COUNT [CONTROL]
 play() {
     local name=$2${6:+-$6}
+    mkdir -p "$out/seed-$1/episodes"
     timed "seed-$1" "play-$name" experience play "$(stage "$1" "$2" "$3")" --seed="$1" --episodes="$4" --count="$5" \
         --control="${6:-}" --out="$out/seed-$1/episodes/$name.json"
 }

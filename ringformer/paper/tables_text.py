@@ -168,7 +168,8 @@ compiler |
 The paper trains an agent of 350M parameters on contexts of 32 or 128 trajectories (ExoRL, 1,000 steps of four tokens
 each), and says which of them fit. These tables have the sizes of that agent (`--model=agentic_350m`, 4,096 tokens per
 trajectory) on eight devices. The ring trains one sequence on all of them; the others train one sequence on each, with
-FSDP. The paper names neither its hardware nor its batch.
+FSDP. The paper names neither its hardware nor its batch. [In-context reinforcement learning](experience.md) is about the
+other half of the table, the returns.
 
 The most trajectories that fit, a power of two:
 

@@ -1504,4 +1504,25 @@ MUTATIONS = [
         "kept = 0",
         "inference/text/test_text_session.py::test_prompts_that_begin_as_the_one_before[1,1,1,1]",
     ),
+    Mutation(
+        "attention's float32 arrays are counted in the compute dtype",
+        "estimate/closed_forms.py",
+        "(of_queries + keys) * local * D / model.head_groups",
+        "(of_queries + keys) / 2 * item * local * D / model.head_groups",
+        "results/test_paper.py::test_the_closed_form_of_memory_is_near_the_compilers",
+    ),
+    Mutation(
+        "keys in the ring are counted as if each query head had its own",
+        "estimate/closed_forms.py",
+        "keys = of_keys * model.num_kv_heads / model.num_heads if",
+        "keys = of_keys if",
+        "test_configs.py::test_shipped_configs_fit_by_the_closed_forms[llama3_8b_512k_8xh100]",
+    ),
+    Mutation(
+        "the paper's cells of Table 5 are compiled only if a search comes by",
+        "paper/max_context.py",
+        "set(cell.row.required_lengths(cell.attention)) - attempted",
+        "set()",
+        "paper/test_trajectories.py::test_the_papers_cells_are_compiled_whatever_the_search_finds[blockwise-lengths0]",
+    ),
 ]

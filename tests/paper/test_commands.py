@@ -8,7 +8,7 @@ import pytest
 
 from ringformer.cli import main
 from ringformer.estimate import targets
-from ringformer.paper import activation_memory, cells, attempts, max_context, training_mfu
+from ringformer.paper import activation_memory, attempts, cells, max_context, training_mfu
 from ringformer.paper.attempts import read
 from ringformer.paper.commands import add_tables
 from tests.verbs import run_verb

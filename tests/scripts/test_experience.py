@@ -30,7 +30,7 @@ def loaded(name):
 
 
 experience, experience_results = loaded("experience"), loaded("experience_results")
-case = experience.case
+case = room.case
 
 
 class FollowsStars:
@@ -113,7 +113,7 @@ def test_cases_of_an_index_begin_with_the_same_explorations():
 
 def test_controls_change_what_they_say_and_nothing_else():
     for index in range(30):
-        plain, blank, other, shuffled = (case(2, 16, index, control) for control in experience.CONTROLS)
+        plain, blank, other, shuffled = (case(2, 16, index, control) for control in room.CONTROLS)
         assert "*" not in blank.text and blank.text == plain.text.replace("*", "") and not blank.shown
         assert other.starred in room.goals(2)[1] and other.starred != plain.goal == other.goal
         assert other.text.replace("*", "") == blank.text
@@ -138,9 +138,9 @@ def test_a_model_that_follows_stars_reaches_the_ceiling():
 
 def test_the_world_gives_stars_at_the_goal_and_not_where_the_context_says():
     model, goal, starred = FollowsStars(), room.Cell(3, 6), room.Cell(3, 0)
-    experience.play(model, [experience.Case([room.walk("llllllllll")], goal, starred)])
+    experience.play(model, [room.Case([room.walk("llllllllll")], goal, starred)])
     assert model.texts[0].rpartition("\n")[2] == "ld3ld2ld1sd1sd1sd1sd1sd1sd1"
-    experience.play(model, [experience.Case([room.walk("rrrrrrrrrr")], goal, goal)])
+    experience.play(model, [room.Case([room.walk("rrrrrrrrrr")], goal, goal)])
     assert model.texts[0].endswith("\nrd5rd6rd7*sd7*sd7*sd7*sd7*sd7*sd7*")
 
 

@@ -1,0 +1,112 @@
+"""In-context reinforcement learning, as results/experience.json has it, and as the page says it.
+
+Every return is counted again from the actions, and every context is drawn again from its seed.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import dark_room as room
+
+ROOT = Path(__file__).parents[2]
+RESULTS = json.loads((ROOT / "results" / "experience.json").read_text())
+SUMMARY = {(row["model"], row["n"]): row for row in RESULTS["summary"]}
+PAGE = (ROOT / "docs" / "experience.md").read_text()
+SEEDS = [int(name.removeprefix("seed ")) for name in RESULTS["episodes"]]
+
+
+def played(seed, model, n):
+    """The goals, actions and contexts of a seed's episodes."""
+    kept = RESULTS["episodes"][f"seed {seed}"][f"{model}, n = {n}"]
+    control = model.partition("-")[2]
+    words = zip(kept["goal"].split(), kept["actions"].split(), kept["return"].split(), kept["shown"], strict=True)
+    return [(room.case(seed, n, i, control), *word) for i, word in enumerate(words)]
+
+
+@pytest.mark.parametrize(("model", "n"), SUMMARY, ids=lambda value: str(value))
+def test_every_return_is_that_of_the_actions(model, n):
+    shares, shown = [], []
+    for seed in SEEDS:
+        _, unseen = room.goals(seed)
+        for case, goal, actions, total, star in played(seed, model, n):
+            assert goal == case.goal.text() and case.goal in unseen and len(actions) == room.STEPS
+            cell, reached = room.MIDDLE, 0
+            for action in actions:
+                cell = cell.after(action)
+                reached += cell == case.goal
+            assert str(reached) == total and star == "01"["*" in case.text]
+            shares.append(reached / (11 - abs(case.goal.row - 3) - abs(case.goal.column - 3)))
+            shown.append(star == "1")
+    row = SUMMARY[model, n]
+    assert row["episodes"] == len(shares) and row["return"] == pytest.approx(np.mean(shares), abs=1e-4)
+    assert row["goal_in_context"] == pytest.approx(np.mean(shown), abs=1e-4)
+    low, high = row["interval"]
+    spread = 1.96 * np.std(shares) / len(shares) ** 0.5  # a normal approximation
+    if spread:
+        assert (low, high) == (
+            pytest.approx(np.mean(shares) - spread, abs=0.01),
+            pytest.approx(np.mean(shares) + spread, abs=0.01),
+        )
+
+
+def test_nothing_is_missing():
+    assert RESULTS["missing"] == [] and len(SEEDS) >= 3 and 0 not in SEEDS, "seed 0 chose the recipe"
+    assert all(row["episodes"] >= 400 for row in SUMMARY.values())
+    assert len({frozenset(room.goals(seed)[1]) for seed in SEEDS}) == len(SEEDS)
+    for stages in RESULTS["stages"].values():
+        assert [(stage["seq_len"], stage["state"]) for stage in stages] == [
+            (512, "finished"),
+            (1024, "finished"),
+            (4096, "finished"),
+        ]
+
+
+def test_experience_helps():
+    """The limits that were set beforehand: at n = 1, 16, 32; 32 above 16; 128 not below 32."""
+    returns = {n: SUMMARY["run", n]["return"] for n in (1, 4, 16, 32, 128)}
+    assert returns[1] <= 0.1 and returns[16] >= 0.55 and returns[32] >= 0.65 and returns[128] >= returns[32]
+    paired = {(row["of"], row["over"]): row for row in RESULTS["comparisons"]}
+    assert paired["run, n = 32", "run, n = 16"]["interval"][0] > 0
+    assert paired["run, n = 128", "run, n = 32"]["interval"][0] > 0
+
+
+def test_the_context_alone_makes_the_difference():
+    """Without stars no more than without experience; to another goal, if its stars are there; in any order; and a model
+    that was trained on four episodes finds nothing in long contexts."""
+    one = SUMMARY["run", 1]
+    for n in (16, 32):
+        blank, other, plain = (SUMMARY[model, n] for model in ("run-blank", "run-other", "run"))
+        assert blank["return"] <= one["return"] + 0.05
+        assert other["return"] <= 0.1 and other["return_of_starred"] > 0.9 * other["goal_in_context"] - 0.05
+        (shuffled,) = [row for row in RESULTS["comparisons"] if row["of"] == f"run-shuffled, n = {n}"]
+        assert abs(shuffled["difference"]) < 0.05
+        assert SUMMARY["short", n]["return"] < 0.5 * plain["return"]
+    assert SUMMARY["short", 4]["return"] > 0.5 * SUMMARY["short", 4]["goal_in_context"], "it learned what it was shown"
+
+
+def test_the_ring_trains_the_model_of_one_device():
+    ring = RESULTS["ring_over_one_device"]
+    assert ring["relative_norm"] <= 1e-5 and ring["same_actions"] == 1 and len(set(ring["checkpoints"])) == 2
+
+
+def test_the_page_has_these_numbers():
+    number = r"(\d\.\d{3})"
+    rows = re.findall(rf"^\| ([a-z0-9 ]+) \| (\d+) \| {number} \({number} to {number}\) \|", PAGE, re.MULTILINE)
+    names = {
+        "trained on up to 128 episodes": "run",
+        "trained on 4 episodes alone": "short",
+        "context without stars": "run-blank",
+        "stars of another goal": "run-other",
+        "explorations in another order": "run-shuffled",
+    }
+    assert {(names[name], int(n)) for name, n, *_ in rows} == set(SUMMARY)
+    for name, n, mean, low, high in rows:
+        row = SUMMARY[names[name], int(n)]
+        assert [float(mean), float(low), float(high)] == pytest.approx([row["return"], *row["interval"]], abs=6e-4)
