@@ -23,6 +23,33 @@ def test_memory_falls():
     assert peaks == sorted(peaks, reverse=True) and GiB * 12 < peaks[1] < GiB * 15
 
 
+def test_what_attention_holds_is_float32_in_every_compute_dtype():
+    """Of 7B's 32,768 tokens on a device: bf16 halves seven arrays [T, D], and nothing of attention's."""
+    model = LlamaConfig(**preset("llama_7b"))
+    ring = Workload(model, find_target("v5e-256"), "1,1,1,256", 256 * 32768)
+    half, whole = (
+        memory(replace(ring, model=replace(model, compute_dtype=dtype)))["working set of a layer"]
+        for dtype in ("bfloat16", "float32")
+    )
+    assert whole - half == 7 * 2 * 32768 * 4096
+
+
+@pytest.mark.parametrize(("target", "each"), [("v5e-256", 28), ("8xH100", 24)])
+def test_a_ring_holds_keys_of_the_key_heads(target, each):
+    """A quarter of the key heads leaves a quarter of what is computed, sent and received; no ring has none of it."""
+    model = LlamaConfig(**preset("llama_7b"))
+    n = find_target(target).num_devices
+    held = {}
+    for heads in (8, 32):
+        for mesh_dim in (f"1,1,1,{n}", f"1,{n},1,1"):
+            workload = Workload(replace(model, num_kv_heads=heads), find_target(target), mesh_dim, n * 32768, n)
+            workload = workload if mesh_dim.endswith(str(n)) else replace(workload, seq_len=32768)
+            held[heads, mesh_dim] = memory(workload)["working set of a layer"] / workload.local_tokens / 4096
+    ring, alone = f"1,1,1,{n}", f"1,{n},1,1"
+    assert held[32, ring] - held[8, ring] == pytest.approx(each * 3 / 4)
+    assert held[8, alone] == held[32, alone] == pytest.approx(held[8, ring] - each / 4)
+
+
 def test_a_hop():
     """131,072 tokens over 8 A100 by hand: 2 T^2 d H causal FLOPs at 312 TFLOP/s, 4 T d H bytes at 300 GB/s; with tp
     half of both; the backward has 2.5 times the FLOPs, and three times the bytes with float32 gradients."""

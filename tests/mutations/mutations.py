@@ -1509,14 +1509,14 @@ MUTATIONS = [
         "estimate/closed_forms.py",
         "(of_queries + keys) * local * D / model.head_groups",
         "(of_queries + keys) / 2 * item * local * D / model.head_groups",
-        "results/test_paper.py::test_the_closed_form_of_memory_is_near_the_compilers",
+        "estimate/test_closed_forms.py::test_what_attention_holds_is_float32_in_every_compute_dtype",
     ),
     Mutation(
         "keys in the ring are counted as if each query head had its own",
         "estimate/closed_forms.py",
         "keys = of_keys * model.num_kv_heads / model.num_heads if",
         "keys = of_keys if",
-        "test_configs.py::test_shipped_configs_fit_by_the_closed_forms[llama3_8b_512k_8xh100]",
+        "estimate/test_closed_forms.py::test_a_ring_holds_keys_of_the_key_heads[v5e-256-28]",
     ),
     Mutation(
         "the paper's cells of Table 5 are compiled only if a search comes by",
