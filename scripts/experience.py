@@ -71,7 +71,19 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def make(folder: Path, seed: int, share: float) -> None:
-    """Write the tokenizer and the chains (chains.jsonl) of a seed. A second call writes the same bytes."""
+    """Write the tokenizer and the chains (chains.jsonl) of a seed, unless the folder has them.
+
+    Raises ValueError for a folder with other chains, and for a share that is no share.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"--share={share} must lie between 0 and 1")
+    settings = {"seed": seed, "share": share, "chains": {str(n): count for n, count in CHAINS.items()}}
+    made = folder / "made.json"
+    if made.is_file():
+        if json.loads(made.read_text()) != settings:
+            raise ValueError(f"{folder} has chains of other settings ({made}): name another folder, or remove it")
+        print(f"{folder} has its chains")
+        return
     write_tokenizer(folder / "tokenizer")
     allowed, _ = goals(seed)
     lines = []
@@ -80,6 +92,7 @@ def make(folder: Path, seed: int, share: float) -> None:
         for _ in range(max(20, round(count * share))):
             lines.append(json.dumps({"messages": training_chain(rng, episodes, allowed)}) + "\n")
     write_whole(folder / "chains.jsonl", "".join(lines))
+    write_whole(made, json.dumps(settings, indent=1) + "\n")
     print(f"{folder}/chains.jsonl: {len(lines):,} chains")
 
 

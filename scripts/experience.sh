@@ -92,8 +92,7 @@ collect() {
         --figure="${figure:-$out/experience.png}" --measured_on="$machine"
 }
 for ((seed = 1; seed <= seeds; seed++)); do
-    [ -e "$out/seed-$seed/chains.jsonl" ] || timed "seed-$seed" chains experience make "$out/seed-$seed" \
-        --seed="$seed" --share="$share"
+    timed "seed-$seed" chains experience make "$out/seed-$seed" --seed="$seed" --share="$share"
     # On two cores, a ring of eight is slower than two replicas, and a thousand tokens need no ring.
     timed "seed-$seed" "train-1" train "$seed" run "$config" 1 2
     timed "seed-$seed" "train-2" train "$seed" run "$config" 2 2

@@ -96,6 +96,22 @@ def test_a_seed_makes_the_same_chains_and_another_seed_others(folder, tmp_path):
         assert ((tmp_path / str(seed) / "chains.jsonl").read_bytes() == (folder / "chains.jsonl").read_bytes()) is same
 
 
+def test_chains_are_made_once(folder, capsys):
+    before = (folder / "chains.jsonl").stat()
+    experience.make(folder, 1, 0.0)
+    assert capsys.readouterr().out == f"{folder} has its chains\n" and (folder / "chains.jsonl").stat() == before
+    for seed, share in ((2, 0.0), (1, 0.5)):
+        with pytest.raises(ValueError, match="has chains of other settings"):
+            experience.make(folder, seed, share)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan"), float("inf")])
+def test_a_share_that_is_none_is_refused(share, tmp_path):
+    with pytest.raises(ValueError, match=f"--share={share} must lie between 0 and 1"):
+        experience.make(tmp_path / "out", 1, share)
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_chain_has_a_star_on_a_goal_that_is_never_seen(folder):
     _, unseen = room.goals(1)
     for question, answer in chains(folder):
