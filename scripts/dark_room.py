@@ -20,16 +20,14 @@ MOVES = {"u": (-1, 0), "d": (1, 0), "l": (0, -1), "r": (0, 1), "s": (0, 0)}
 BEGIN, STAR = "\n", "*"
 CHARACTERS = BEGIN + STAR + "".join(MOVES) + ROWS + COLUMNS
 """Characters of a chain."""
-LONGEST = 3 * STEPS + STEPS + 1
-"""Most characters of an episode."""
+STEP_TOKENS = 4
+"""Most characters of a step."""
 PERSISTENCE = 0.25
 """Probability that an exploration repeats its last action. Others are drawn evenly from the four steps."""
-LATEST = 5
+RANDOM_STEPS = 5
 """Most steps of an exploration before the expert takes over."""
-NEAREST = 3
-"""Distance from the middle of the nearest goals that no model is trained on."""
-UNSEEN = 9
-"""Goals that no model is trained on."""
+UNSEEN_GOALS, UNSEEN_DISTANCE = 9, 3
+"""Number of the goals that no model of a seed is trained on, and their smallest distance from the middle."""
 CONTROLS = {
     "": "the context as it was explored",
     "blank": "the context without stars",
@@ -73,8 +71,8 @@ GOALS = [Cell(i, j) for i in range(SIDE) for j in range(SIDE) if (i, j) != MIDDL
 
 def goals(seed: int) -> tuple[list[Cell], list[Cell]]:
     """Return the goals that models of a seed are trained on, and those that they never see."""
-    far = [cell for cell in GOALS if cell.distance(MIDDLE) >= NEAREST]
-    unseen = random.Random(f"goals of {seed}").sample(far, UNSEEN)
+    far = [cell for cell in GOALS if cell.distance(MIDDLE) >= UNSEEN_DISTANCE]
+    unseen = random.Random(f"goals of {seed}").sample(far, UNSEEN_GOALS)
     return [cell for cell in GOALS if cell not in unseen], unseen
 
 
@@ -143,14 +141,15 @@ def training_chain(rng: random.Random, episodes: int, allowed: Collection[Cell])
     """Return a chain of explorations and an expert's episode, as a question and its answer.
 
     The goal is one of the allowed cells that the explorations reached, so that the expert does what the context shows.
-    In half of the chains, the expert takes over after some steps of an exploration, which belong to the question.
+    In five of eleven chains, the expert takes over after one to five steps of an exploration, which belong to the
+    question.
     """
     reached: list[Cell] = []
     while not reached:
         explorations = [exploration(rng) for _ in range(episodes - 1)]
         reached = sorted(visited(explorations) & set(allowed))
     goal = rng.choice(reached)
-    wandered = exploration(rng)[: max(0, rng.randint(-LATEST, LATEST))]
+    wandered = exploration(rng)[: max(0, rng.randint(-RANDOM_STEPS, RANDOM_STEPS))]
     played = with_expert("".join(action for action, _ in wandered), goal)
     question = context(explorations, goal) + text(wandered, goal)
     return [
@@ -164,9 +163,8 @@ def parse(chain: str) -> tuple[list[Episode], Cell | None]:
 
     Raises ValueError for unknown characters, for episodes that were cut, and for cells and stars that do not follow.
     """
-    lines = [line for line in chain.split(BEGIN) if line]
     episodes, stars, plain = [], set(), set()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(filter(None, chain.split(BEGIN)), 1):
         if unknown := sorted(set(line) - set(CHARACTERS)):
             raise ValueError(f"episode {number} has the unknown character {unknown[0]!r}; characters: {CHARACTERS!r}")
         steps = re.findall(r"([udlrs])([a-g][1-7])(\*?)", line)
@@ -181,6 +179,8 @@ def parse(chain: str) -> tuple[list[Episode], Cell | None]:
                 raise ValueError(f"episode {number}, step {place}: {action} ends in {cell.text()}, not in {name}")
             (stars if star else plain).add(cell)
         episodes.append(episode)
+    if MIDDLE in stars:
+        raise ValueError(f"{MIDDLE.text()}, where episodes begin, has a star: it cannot be the goal")
     if len(stars) > 1 or stars & plain:
         cells = min(stars & plain) if stars & plain else max(stars)
         raise ValueError(
@@ -200,7 +200,7 @@ class Case(NamedTuple):
 
     @property
     def shown(self) -> bool:
-        """True if a star is in the context."""
+        """Tell whether a star is in the context."""
         return self.starred in visited(self.explorations)
 
     @property

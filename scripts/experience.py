@@ -19,20 +19,23 @@ import numpy as np
 from ringformer.cli.parser import output_argument
 from ringformer.evals.model_folder import identity
 from ringformer.files.atomic import write_whole
+from ringformer.files.run_layout import CONFIG
+from ringformer.files.untrusted import read_object
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import dark_room as room
 from dark_room import (
+    CHARACTERS,
     CONTROLS,
-    LONGEST,
     MIDDLE,
     MOVES,
     ROWS,
     SIDE,
+    STEP_TOKENS,
     STEPS,
     Case,
     Cell,
-    case,
     goals,
     optimal,
     parse,
@@ -51,6 +54,8 @@ TEMPLATE = (
 """Chat template that concatenates messages, with the end token after the answer."""
 CHAINS = {4: 50_000, 16: 8_000, 32: 8_000, 64: 1_500, 128: 900}
 """Chains to make, by their number of episodes. The stages of configs/in_context_rl.py select chains by length."""
+MADE = "made.json"
+"""File with the settings of a folder's chains."""
 BATCH = 45
 """Chains that are played at once."""
 
@@ -78,10 +83,9 @@ def make(folder: Path, seed: int, share: float) -> None:
     if not 0 <= share <= 1:
         raise ValueError(f"--share={share} must lie between 0 and 1")
     settings = {"seed": seed, "share": share, "chains": {str(n): count for n, count in CHAINS.items()}}
-    made = folder / "made.json"
-    if made.is_file():
-        if json.loads(made.read_text()) != settings:
-            raise ValueError(f"{folder} has chains of other settings ({made}): name another folder, or remove it")
+    if (folder / MADE).is_file():
+        if read_object(folder, MADE, "remove the folder") != settings:
+            raise ValueError(f"{folder} has chains of other settings ({MADE}): name another folder, or remove it")
         print(f"{folder} has its chains")
         return
     write_tokenizer(folder / "tokenizer")
@@ -92,19 +96,40 @@ def make(folder: Path, seed: int, share: float) -> None:
         for _ in range(max(20, round(count * share))):
             lines.append(json.dumps({"messages": training_chain(rng, episodes, allowed)}) + "\n")
     write_whole(folder / "chains.jsonl", "".join(lines))
-    write_whole(made, json.dumps(settings, indent=1) + "\n")
+    write_whole(folder / MADE, json.dumps(settings, indent=1) + "\n")
     print(f"{folder}/chains.jsonl: {len(lines):,} chains")
 
 
-def load(run: Path, episodes: int) -> Any:
-    """Return the text generator of a run that was trained on as many episodes; raises ValueError for fewer."""
+def load(run: Path, tokens: int, seed: int | None = None, beyond: bool = False) -> Any:
+    """Return the text generator of a run.
+
+    Raises ValueError if the folder is no stage of a run, if `seed` is not the seed of its chains, if its tokens are not
+    characters, or, unless `beyond`, if it was trained on fewer tokens.
+    """
     from ringformer.inference.text.text_generator import TextGenerator
 
-    trained = json.loads((run / "config.json").read_text())["seq_len"]
-    needed = episodes * (3 * STEPS + 1)
-    if needed > trained:
-        raise ValueError(f"{episodes} episodes take {needed:,} tokens or more; {run} was trained on {trained:,}")
-    return TextGenerator.load(run, max_length=episodes * LONGEST + 64)
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"{run} is no stage of a run: name one, e.g. runs/experience/seed-1/run/stage-3-4096")
+    config = read_object(run, CONFIG)
+    trained, data = config.get("seq_len"), config.get("data")
+    if not isinstance(trained, int) or not isinstance(data, dict):
+        raise ValueError(f"{run} is no stage of a run: its {CONFIG} has no seq_len or no data")
+    if tokens > trained and not beyond:
+        raise ValueError(f"the context takes {tokens:,} tokens; {run} was trained on {trained:,}")
+    if seed is not None:
+        chains = Path(str(data.get("source", "")).removeprefix("jsonl:")).parent
+        known = read_object(chains, MADE).get("seed") if (chains / MADE).is_file() else None
+        if known != seed:
+            raise ValueError(f"{run} was trained on chains of seed {known}, whose goals are not those of --seed={seed}")
+    model = TextGenerator.load(run, max_length=tokens + STEP_TOKENS * STEPS)
+    if any(len(model.encode(character)) != 1 for character in CHARACTERS):
+        raise ValueError(f"{run} has another tokenizer: here a token is a character")
+    return model
+
+
+def longest(cases: Sequence[Case]) -> int:
+    """Return the most tokens that a context and the episode after it take."""
+    return max(len(case.text) for case in cases) + STEPS * STEP_TOKENS
 
 
 def play(model: Any, cases: Sequence[Case]) -> list[str]:
@@ -123,88 +148,112 @@ def play(model: Any, cases: Sequence[Case]) -> list[str]:
     return actions
 
 
-def record(case_: Case, actions: str) -> dict[str, Any]:
+def record(case: Case, actions: str) -> dict[str, Any]:
     """Return what the results keep of an episode: the goal, the cell with the stars, and what the model did."""
     steps = walk(actions)
-    kept = {"goal": case_.goal.text(), "shown": case_.shown, "actions": actions, "return": total(steps, case_.goal)}
-    if case_.starred not in (None, case_.goal):
-        kept |= {"starred": case_.starred.text(), "followed": total(steps, case_.starred)}
+    kept = {"goal": case.goal.text(), "shown": case.shown, "actions": actions, "return": total(steps, case.goal)}
+    if case.starred not in (None, case.goal):
+        kept |= {"starred": case.starred.text(), "followed": total(steps, case.starred)}
     return kept
 
 
-def play_cases(run: Path, seed: int, lengths: Sequence[int], count: int, control: str, out: Path) -> None:
-    """Let a run's model play `count` cases of each number of episodes; skips what `out` has of the same checkpoint."""
-    made = {"seed": seed, "count": count, "control": control, **identity(run)}
-    saved = json.loads(out.read_text()) if out.is_file() else {}
+def play_cases(args: argparse.Namespace) -> None:
+    """Let a run's model play cases of each number of episodes; skip what the file has of the same checkpoint."""
+    out: Path = args.out
+    made = {"seed": args.seed, "count": args.count, "control": args.control}
+    made |= {"checkpoint": identity(args.run)["checkpoint"]}
+    saved = read_object(out.parent, out.name, "remove it") if out.is_file() else {}
     played = saved.pop("episodes", {})
     if saved != made:
         played = {}
-    missing = [n for n in lengths if str(n) not in played]
-    model = load(run, max(missing)) if missing else None
-    for n in lengths:
+    cases = {n: [room.case(args.seed, n, i, args.control) for i in range(args.count)] for n in args.episodes}
+    missing = [n for n in cases if str(n) not in played]
+    tokens = max((longest(cases[n]) for n in missing), default=0)
+    model = load(args.run, tokens, args.seed, args.beyond) if missing else None
+    for n, of_n in cases.items():
         if n in missing:
-            cases = [case(seed, n, i, control) for i in range(count)]
-            actions = [a for i in range(0, count, BATCH) for a in play(model, cases[i : i + BATCH])]
-            played[str(n)] = [record(*pair) for pair in zip(cases, actions, strict=True)]
+            actions = [a for i in range(0, len(of_n), BATCH) for a in play(model, of_n[i : i + BATCH])]
+            played[str(n)] = [record(*pair) for pair in zip(of_n, actions, strict=True)]
             write_whole(out, json.dumps(made | {"episodes": played}) + "\n")
         share = np.mean([row["return"] / optimal(Cell.parse(row["goal"])) for row in played[str(n)]])
         shown = np.mean([row["shown"] for row in played[str(n)]])
-        name = f", {CONTROLS[control]}" if control else ""
-        print(
-            f"{run}, n = {n}: {share:.3f} of the optimal return, goal in {shown:.0%} of the contexts{name}", flush=True
-        )
+        control = f", {CONTROLS[args.control]}" if args.control else ""
+        counts = f"{share:.3f} of the optimal return, {shown:.0%} of the contexts show the goal"
+        print(f"{args.run}, n = {n}: {counts}{control}", flush=True)
 
 
-def compare(runs: Sequence[Path], seed: int, lengths: Sequence[int], out: Path) -> None:
-    """Write how much the logits of actions of two runs differ, after contexts of unseen goals."""
-    texts = [case(seed, n, i).text for n in lengths for i in range(9)]
-    found = []
-    for run in runs:
-        model = load(run, max(lengths))
-        session = model.generator.session(len(texts))
-        session.append([model.encode(context_) for context_ in texts])
-        found.append(np.asarray(session.logits, np.float64)[:, [model.encode(name)[0] for name in MOVES]])
-    first, second = found
+def compare(args: argparse.Namespace) -> None:
+    """Write how much the logits of actions of two runs differ, after contexts of goals that both never saw."""
+    checkpoints = [identity(run)["checkpoint"] for run in args.runs]
+    if checkpoints[0] == checkpoints[1]:
+        raise ValueError(f"{args.runs[0]} and {args.runs[1]} have the same checkpoint")
+    cases = [room.case(args.seed, n, i) for n in args.episodes for i in range(9 if n > 1 else 1)]
+    logits = []
+    for run in args.runs:
+        model = load(run, longest(cases), args.seed)
+        session = model.generator.session(len(cases))
+        session.append([model.encode(case.text) for case in cases])
+        logits.append(np.asarray(session.logits, np.float64)[:, [model.encode(name)[0] for name in MOVES]])
+    first, second = logits
     difference = {
-        "contexts": len(texts),
+        "contexts": len(cases),
         "relative_norm": float(np.linalg.norm(first - second) / np.linalg.norm(second)),
         "largest_difference": float(np.abs(first - second).max()),
         "largest_logit": float(np.abs(second).max()),
         "same_actions": float((first.argmax(axis=1) == second.argmax(axis=1)).mean()),
-        "checkpoints": [identity(run)["checkpoint"] for run in runs],
+        "checkpoints": checkpoints,
     }
-    write_whole(out, json.dumps(difference, indent=1) + "\n")
-    print(f"logits of actions after {len(texts)} contexts: relative difference {difference['relative_norm']:.1e}")
+    write_whole(args.out, json.dumps(difference, indent=1) + "\n")
+    print(f"logits of actions after {len(cases)} contexts: relative difference {difference['relative_norm']:.1e}")
 
 
-def play_chain(run: Path, file: Path) -> None:
+def play_chain(args: argparse.Namespace) -> None:
     """Play an episode after the chain in a file, and print it with a map of the room."""
-    explorations, goal = parse(file.read_text())
-    model = load(run, len(explorations) + 1)
-    (actions,) = play(model, [Case(explorations, goal, goal)])
+    try:
+        explorations, goal = parse(args.file.read_text(encoding="utf-8"))
+        if not explorations:
+            raise ValueError("it has no episode")
+    except ValueError as error:
+        raise ValueError(f"{args.file}: {error}") from None
+    chain = Case(explorations, goal, goal)
+    (actions,) = play(load(args.run, longest([chain])), [chain])
     steps = walk(actions)
     print(text(steps, goal))
-    names = {MIDDLE: "o"} | {cell: "." for cell in visited(explorations)}
+    marks = {cell: "." for cell in visited(explorations)} | {MIDDLE: "o"}
     for number, (_, cell) in enumerate(steps, 1):
-        if cell != MIDDLE and names.get(cell, ".") == ".":
-            names[cell] = str(number % 10)
+        if marks.get(cell, ".") == ".":
+            marks[cell] = str(number % 10)
     for row, letter in enumerate(ROWS):
         cells = [Cell(row, column) for column in range(SIDE)]
-        print(letter, *(names.get(cell, " ") + ("*" if cell == goal else " ") for cell in cells), sep="  ")
-    print("o: begin; digits: the step that reaches a cell; dots: cells of the explorations; star: goal")
+        print(letter, *(marks.get(cell, " ") + ("*" if cell == goal else " ") for cell in cells), sep="  ")
+    print("o: begin; digits: the step that reaches a cell first, 0 for the tenth; dots: explored; star: goal")
     if goal:
         print(f"return {total(steps, goal)} of {optimal(goal)}")
 
 
-def numbers(text_: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     """Parse numbers of episodes."""
     try:
-        found = [int(part) for part in text_.split(",")]
+        found = [int(part) for part in text.split(",")]
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text_} is no list of numbers of episodes, e.g. 1,4,16")
+        raise argparse.ArgumentTypeError(f"{text} is no list of numbers of episodes, e.g. 1,4,16")
     return found
+
+
+def count(text: str) -> int:
+    """Parse a number of cases."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of cases")
+    return int(text)
+
+
+def add_common(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments that name cases and a file."""
+    verb.add_argument("--seed", type=int, required=True, help="seed of the run's chains")
+    verb.add_argument("--episodes", type=numbers, required=True, help="numbers of episodes, e.g. 1,4,16")
+    verb.add_argument("--out", type=output_argument, required=True)
 
 
 def main() -> None:
@@ -214,37 +263,28 @@ def main() -> None:
     verb.add_argument("folder", type=Path)
     verb.add_argument("--share", type=float, default=1.0, help="share of the chains to make (default: 1)")
     verb.add_argument("--seed", type=int, required=True)
+    verb.set_defaults(run_verb=lambda args: make(args.folder, args.seed, args.share))
     verb = verbs.add_parser("play", help="let a model play after explorations, and write its episodes")
     verb.add_argument("run", type=Path)
     verb.add_argument("--control", default="", choices=list(CONTROLS))
-    verb.add_argument("--count", type=int, required=True, help="cases of each number of episodes")
+    verb.add_argument("--count", type=count, required=True, help="cases of each number of episodes")
+    verb.add_argument("--beyond", action="store_true", help="allow contexts longer than those trained on")
     add_common(verb)
+    verb.set_defaults(run_verb=play_cases)
     verb = verbs.add_parser("compare", help="compare the logits of actions of two models")
     verb.add_argument("runs", type=Path, nargs=2)
     add_common(verb)
+    verb.set_defaults(run_verb=compare)
     verb = verbs.add_parser("chain", help="play an episode after a chain of one's own")
     verb.add_argument("run", type=Path)
     verb.add_argument("file", type=Path)
+    verb.set_defaults(run_verb=play_chain)
     args = parser.parse_args()
     try:
-        if args.verb == "make":
-            make(args.folder, args.seed, args.share)
-        elif args.verb == "play":
-            play_cases(args.run, args.seed, args.episodes, args.count, args.control, args.out)
-        elif args.verb == "compare":
-            compare(args.runs, args.seed, args.episodes, args.out)
-        else:
-            play_chain(args.run, args.file)
+        args.run_verb(args)
     except (ValueError, OSError) as error:
         print(f"scripts/experience.py: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def add_common(verb: argparse.ArgumentParser) -> None:
-    """Add the arguments that name cases and a file."""
-    verb.add_argument("--seed", type=int, required=True)
-    verb.add_argument("--episodes", type=numbers, required=True, help="numbers of episodes, e.g. 1,4,16")
-    verb.add_argument("--out", type=output_argument, required=True)
 
 
 if __name__ == "__main__":

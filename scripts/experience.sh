@@ -22,7 +22,8 @@ config=configs/in_context_rl.py
 results=
 figure=
 machine="two CPU cores"
-out=runs/experience
+out=
+command="bash scripts/experience.sh $*"
 for argument in "$@"; do
     case "$argument" in
         --seeds=[1-9]) seeds=${argument#*=} ;;
@@ -42,12 +43,30 @@ for argument in "$@"; do
                 "[--results=FILE] [--figure=FILE] [--machine=TEXT] [OUT]" >&2
             exit 2
             ;;
-        *) out=$argument ;;
+        *)
+            if [ -n "$out" ]; then
+                echo "$out and $argument are two folders; give one" >&2
+                exit 2
+            fi
+            out=$argument
+            ;;
     esac
 done
+out=${out:-runs/experience}
+short=${config%.py}_short.py
+if ((count < 27)); then
+    echo "--count=$count is too small: give at least 27, so that controls play each goal" >&2
+    exit 2
+fi
+for file in "$config" ${controls:+"$short"}; do
+    if [ ! -f "$file" ]; then
+        echo "there is no config $file" >&2
+        exit 2
+    fi
+done
 for file in "$results" "$figure"; do
-    if [ -n "$file" ] && [ ! -d "$(dirname "$file")" ]; then
-        echo "there is no folder $(dirname "$file") for $file; create it, or choose another file" >&2
+    if [ -n "$file" ] && { [ -d "$file" ] || [ ! -d "$(dirname "$file")" ]; }; then
+        echo "$file cannot be a file: its folder is missing, or it is a folder; choose another file" >&2
         exit 2
     fi
 done
@@ -80,16 +99,16 @@ stage() {
     local found
     for found in "$out/seed-$1/$2/stage-$3-"*; do echo "$found"; done
 }
-# play SEED RUN STAGE EPISODES COUNT [CONTROL]
+# play SEED RUN STAGE EPISODES COUNT [CONTROL] [--beyond]
 play() {
     local name=$2${6:+-$6}
     mkdir -p "$out/seed-$1/episodes"
     timed "seed-$1" "play-$name" experience play "$(stage "$1" "$2" "$3")" --seed="$1" --episodes="$4" --count="$5" \
-        --control="${6:-}" --out="$out/seed-$1/episodes/$name.json"
+        --control="${6:-}" --out="$out/seed-$1/episodes/$name.json" "${@:7}"
 }
 collect() {
     "$python" scripts/experience_results.py "$out" --results="${results:-$out/experience.json}" \
-        --figure="${figure:-$out/experience.png}" --measured_on="$machine"
+        --figure="${figure:-$out/experience.png}" --measured_on="$machine" --command="$command"
 }
 for ((seed = 1; seed <= seeds; seed++)); do
     timed "seed-$seed" chains experience make "$out/seed-$seed" --seed="$seed" --share="$share"
@@ -105,8 +124,8 @@ for ((seed = 1; seed <= seeds; seed++)); do
     for control in blank other shuffled; do
         play "$seed" run 3 16,32 $((count / 3)) "$control"
     done
-    timed "seed-$seed" train-short train "$seed" short "${config%.py}_short.py" 1 2
-    play "$seed" short 1 1,4,16,32 $((count / 3))
+    timed "seed-$seed" train-short train "$seed" short "$short" 1 2
+    play "$seed" short 1 1,4,16,32 $((count / 3)) "" --beyond
     collect
 done
 if [ ! -e "$out/seed-1/one-device" ]; then  # the stages without a ring are those of the run

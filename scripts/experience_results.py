@@ -1,6 +1,6 @@
 """Write the results of scripts/experience.sh, and draw the returns by the number of episodes in the context.
 
-python scripts/experience_results.py FOLDER --results=FILE --figure=FILE --measured_on=...
+python scripts/experience_results.py FOLDER --results=FILE --figure=FILE --measured_on=... --command=...
 """
 
 import argparse
@@ -19,16 +19,14 @@ from ringformer.cli.parser import output_argument
 from ringformer.evals.figures import CURVE, PERCENT
 from ringformer.evals.intervals import bootstrap, wilson
 from ringformer.evals.model_folder import identity
+from ringformer.files.hashes import hash_file
+from ringformer.files.untrusted import read_object
 from ringformer.plotting import FAINT, INK, RULE, check_matplotlib, drawn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from dark_room import Cell, optimal
 
-COMMAND = (
-    "bash scripts/experience.sh --seeds=3 --controls --results=results/experience.json "
-    "--figure=docs/figures/experience.png"
-)
 SEEDS = (1, 2, 3)
 PLAYED = {
     "run": (1, 4, 16, 32, 128),
@@ -45,16 +43,29 @@ Episodes = dict[tuple[int, str, int], list[dict[str, Any]]]
 """Episodes by (seed, model and control, number of episodes)."""
 
 
+def stage(folder: Path, seed: int, model: str) -> Path:
+    """Return the folder of the last stage of a seed's model."""
+    found = sorted((folder / f"seed-{seed}" / model).glob("stage-*"))
+    if not found:
+        raise ValueError(f"{folder}/seed-{seed}/{model} has no stage")
+    return found[-1]
+
+
 def read(folder: Path) -> Episodes:
-    """Read the episodes of every seed; raises ValueError for those of another checkpoint than the run has."""
+    """Read the episodes of every seed; raises ValueError for those of another seed, control or checkpoint than their
+    place says."""
     found: Episodes = {}
     for path in sorted(folder.glob("seed-*/episodes/*.json")):
-        content = json.loads(path.read_text())
-        now = identity(content["run"])["checkpoint"]
-        if content["checkpoint"] != now:
-            raise ValueError(f"{path} has episodes of another checkpoint than {content['run']} has: remove {path}")
+        content = read_object(path.parent, path.name, "remove it")
+        seed, (model, _, control) = int(path.parts[-3].removeprefix("seed-")), path.stem.partition("-")
+        if path.stem not in PLAYED:
+            raise ValueError(f"{path} is no file of scripts/experience.sh: remove it")
+        if (content.get("seed"), content.get("control")) != (seed, control):
+            raise ValueError(f"{path} has episodes of another seed or control than its name says: remove it")
+        if content.get("checkpoint") != identity(stage(folder, seed, model))["checkpoint"]:
+            raise ValueError(f"{path} has episodes of another checkpoint than its run: remove it")
         for n, rows in content["episodes"].items():
-            found[content["seed"], path.stem, int(n)] = rows
+            found[seed, path.stem, int(n)] = rows
     return found
 
 
@@ -64,24 +75,23 @@ def shares(rows: Sequence[dict[str, Any]], cell: str = "goal", count: str = "ret
     return np.array([row[count] / optimal(Cell.parse(row[cell])) for row in rows])
 
 
-def interval(values: np.ndarray) -> list[float]:
-    """Return the 95% interval of a mean by a bootstrap over episodes or, if all are equal, which a bootstrap takes for
-    certain, Wilson's."""
-    same = len(set(values)) == 1
-    ends = wilson(values[0], len(values)) if same else bootstrap(values.tolist(), [1.0] * len(values))
+def interval(values: np.ndarray, groups: Sequence[Any] | None = None) -> list[float]:
+    """Return the 95% interval of a mean, by a bootstrap over episodes or over their groups."""
+    by_group: dict[Any, list[float]] = {}
+    for value, group in zip(values, range(len(values)) if groups is None else groups, strict=True):
+        by_group.setdefault(group, []).append(float(value))
+    ends = bootstrap(
+        [sum(of_group) for of_group in by_group.values()], [len(of_group) for of_group in by_group.values()]
+    )
     return [round(end, 4) for end in ends]
 
 
-def over_goals(rows_by_seed: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
-    """Return the 95% interval of a mean by a bootstrap over the goals of all seeds."""
-    by_goal: dict[tuple[int, str], list[float]] = {}
-    for seed, rows in enumerate(rows_by_seed):
-        for row, share in zip(rows, shares(rows), strict=True):
-            by_goal.setdefault((seed, row["goal"]), []).append(share)
-    sums = [sum(of_goal) for of_goal in by_goal.values()]
-    if len(set(sums)) == 1:
-        return [round(end, 4) for end in wilson(sums[0] / len(next(iter(by_goal.values()))), len(sums))]
-    return [round(end, 4) for end in bootstrap(sums, [len(of_goal) for of_goal in by_goal.values()])]
+def share_interval(values: np.ndarray, groups: Sequence[Any] | None = None) -> list[float]:
+    """Return the `interval` of a mean share. If all values are equal, a bootstrap has no width, and the result is
+    Wilson's interval of as many cases as there are groups."""
+    if len(set(values)) == 1:
+        return [round(end, 4) for end in wilson(values[0], len(values if groups is None else set(groups)))]
+    return interval(values, groups)
 
 
 def summary(episodes: Episodes) -> list[dict[str, Any]]:
@@ -90,53 +100,62 @@ def summary(episodes: Episodes) -> list[dict[str, Any]]:
     for name, n in sorted({key[1:] for key in episodes}, key=lambda key: (list(PLAYED).index(key[0]), key[1])):
         by_seed = {seed: rows for (seed, *of), rows in sorted(episodes.items()) if of == [name, n]}
         rows = [row for of_seed in by_seed.values() for row in of_seed]
+        by_goal = [(seed, row["goal"]) for seed, of_seed in by_seed.items() for row in of_seed]
         values = shares(rows)
         entry = {
             "model": name,
             "n": n,
             "episodes": len(rows),
             "return": round(values.mean(), 4),
-            "interval": interval(values),
-            "interval_over_goals": over_goals(list(by_seed.values())),
+            "interval": share_interval(values),
+            "interval_over_goals": share_interval(values, by_goal),
             "goal_in_context": round(float(np.mean([row["shown"] for row in rows])), 4),
             "by_seed": {seed: round(shares(of_seed).mean(), 4) for seed, of_seed in by_seed.items()},
         }
         if "starred" in rows[0]:
             followed = shares(rows, "starred", "followed")
-            entry |= {"return_of_starred": round(followed.mean(), 4), "interval_of_starred": interval(followed)}
+            entry |= {"return_of_starred": round(followed.mean(), 4), "interval_of_starred": share_interval(followed)}
         table.append(entry)
     return table
 
 
 def comparisons(episodes: Episodes) -> list[dict[str, Any]]:
-    """Return the differences of paired cases, with a bootstrap over the pairs."""
+    """Return the differences of paired cases, with bootstraps over the pairs and over their goals."""
     table = []
     for name, n, base, base_n in PAIRS:
-        differences = [
-            float(share)
-            for seed in sorted({key[0] for key in episodes})
-            if (seed, name, n) in episodes and (seed, base, base_n) in episodes
-            for share in _differences(episodes[seed, name, n], episodes[seed, base, base_n])
-        ]
+        differences, by_goal = [], []
+        for seed in sorted({key[0] for key in episodes}):
+            pair = episodes.get((seed, name, n)), episodes.get((seed, base, base_n))
+            if pair[0] and pair[1]:
+                rows, others = (of[: min(map(len, pair))] for of in pair)
+                if [row["goal"] for row in rows] != [row["goal"] for row in others]:
+                    raise ValueError(f"seed {seed}: episodes of {name} and {base} have other goals: play both again")
+                differences += list(shares(rows) - shares(others))
+                by_goal += [(seed, row["goal"]) for row in rows]
         if differences:
             found = np.array(differences)
             entry = {"of": f"{name}, n = {n}", "over": f"{base}, n = {base_n}", "pairs": len(found)}
-            table.append(entry | {"difference": round(found.mean(), 4), "interval": interval(found)})
+            entry |= {"difference": round(found.mean(), 4), "interval": interval(found)}
+            table.append(entry | {"interval_over_goals": interval(found, by_goal)})
     return table
-
-
-def _differences(rows: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Return the differences of the cases that both have; cases have the same goals in the same order."""
-    count = min(len(rows), len(base))
-    if [row["goal"] for row in rows[:count]] != [row["goal"] for row in base[:count]]:
-        raise ValueError("episodes of two kinds have other goals: remove both files of episodes, and play again")
-    return shares(rows[:count]) - shares(base[:count])
 
 
 def columns(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return episodes as texts, one word for each episode."""
     texts = {key: " ".join(str(row[key]) for row in rows) for key in rows[0] if key != "shown"}
     return {"shown": "".join("01"[row["shown"]] for row in rows)} | texts
+
+
+def one_device(folder: Path) -> dict[str, Any] | None:
+    """Return how much training on one device differs, None if it is missing; raises ValueError if it is of other
+    checkpoints than the runs have."""
+    path = folder / "seed-1" / "one-device.json"
+    if not path.is_file():
+        return None
+    found = read_object(path.parent, path.name, "remove it")
+    if found["checkpoints"] != [identity(stage(folder, 1, run))["checkpoint"] for run in ("run", "one-device")]:
+        raise ValueError(f"{path} is of other checkpoints than the runs: remove it")
+    return found
 
 
 def stages(folder: Path, seed: int) -> list[dict[str, Any]]:
@@ -147,7 +166,8 @@ def stages(folder: Path, seed: int) -> list[dict[str, Any]]:
 
 
 def seconds(folder: Path) -> dict[str, dict[str, int]]:
-    """Return the seconds of the script's parts by seed, with those of interrupted calls that ended."""
+    """Return the seconds of the script's parts by seed. A part that was interrupted is not counted; one that was run
+    again is counted each time."""
     found: dict[str, dict[str, int]] = {}
     path = folder / "seconds.txt"
     for line in path.read_text().splitlines() if path.is_file() else ():
@@ -155,6 +175,12 @@ def seconds(folder: Path) -> dict[str, dict[str, int]]:
         of_seed = found.setdefault(seed, {})
         of_seed[part] = of_seed.get(part, 0) + int(count)
     return found
+
+
+def chains(folder: Path, seed: int) -> dict[str, Any]:
+    """Return the settings and the hash of a seed's chains."""
+    of_seed = folder / f"seed-{seed}"
+    return {**read_object(of_seed, "made.json"), "hash": hash_file(of_seed / "chains.jsonl")}
 
 
 COLORS = {"run": "#3b75af", "short": "#c2570c", "run-blank": FAINT, "run-other": "#2c8a57"}
@@ -176,13 +202,16 @@ def draw(plt, table: Sequence[dict[str, Any]], title: str) -> Any:
         [row["goal_in_context"] for row in main],
         "--",
         color=INK,
-        label="ceiling: contexts that show the goal",
+        label="contexts that show the goal",
         **CURVE | {"linewidth": 1},
     )
     for model, name in NAMES.items():
         rows = [row for row in table if row["model"] == model]
         if rows:
-            y, (low, high) = np.array([row["return"] for row in rows]), np.transpose([row["interval"] for row in rows])
+            y, (low, high) = (
+                np.array([row["return"] for row in rows]),
+                np.transpose([row["interval_over_goals"] for row in rows]),
+            )
             errors, line = np.maximum((y - low, high - y), 0), "o" if "-" in model else "o-"
             x = [row["n"] * (1.06 if model == "run-other" else 1) for row in rows]
             axes.errorbar(x, y, errors, fmt=line, color=COLORS[model], elinewidth=1, capsize=2, label=name, **CURVE)
@@ -197,7 +226,7 @@ def draw(plt, table: Sequence[dict[str, Any]], title: str) -> Any:
     axes.set(
         ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1], xlabel="n: the episode played, and n - 1 explorations before it"
     )
-    axes.set(ylabel="return over the optimal, 95% interval", title=title)
+    axes.set(ylabel="return over the optimal, 95% interval over goals", title=title)
     axes.yaxis.set_major_formatter(PERCENT)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.tick_params(length=0)
@@ -210,6 +239,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder of scripts/experience.sh")
     parser.add_argument("--results", type=output_argument, required=True)
     parser.add_argument("--figure", type=output_argument, required=True)
+    parser.add_argument("--command", required=True, help="command that made the folder")
     parser.add_argument("--measured_on", required=True, help="description of the machine")
     args = parser.parse_args()
     try:
@@ -217,17 +247,18 @@ def main() -> None:
         episodes = read(args.folder)
         if not episodes:
             raise ValueError(f"{args.folder} has no episodes: run bash scripts/experience.sh first")
-        one_device = args.folder / "seed-1" / "one-device.json"
         wanted = {(seed, name, n) for seed in SEEDS for name, of_name in PLAYED.items() for n in of_name}
         missing = [f"seed {seed}: {name}, n = {n}" for seed, name, n in sorted(wanted - set(episodes))]
-        missing += [] if one_device.is_file() else ["training on one device"]
+        on_one = one_device(args.folder)
+        missing += [] if on_one else ["training on one device"]
         table = summary(episodes)
         seeds = sorted({key[0] for key in episodes})
         content = {
             "what": "measured: return over the optimal one in a dark room with goals that no model was trained on",
             "measured_on": args.measured_on,
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "command": COMMAND,
+            "command": args.command,
+            "chains": {seed: chains(args.folder, seed) for seed in seeds},
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in ("jax", "flax", "optax")},
@@ -237,7 +268,7 @@ def main() -> None:
             "stages": {seed: stages(args.folder, seed) for seed in seeds},
             "summary": table,
             "comparisons": comparisons(episodes),
-            "ring_over_one_device": json.loads(one_device.read_text()) if one_device.is_file() else None,
+            "ring_over_one_device": on_one,
             "episodes": {
                 f"seed {seed}": {
                     f"{name}, n = {n}": columns(rows) for (of, name, n), rows in episodes.items() if of == seed
@@ -251,14 +282,14 @@ def main() -> None:
             "returns for goals never trained on, 0.1M parameters" + (" (partial)" if missing else ""),
             path=args.figure,
         )
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, OSError, KeyError, TypeError) as error:
         print(f"scripts/experience_results.py: {error}", file=sys.stderr)
         sys.exit(2)
     for row in table:
         low, high = row["interval"]
         print(
             f"{row['model']:<13} n = {row['n']:<4} {row['return']:.3f} ({low:.3f} to {high:.3f}), "
-            f"{row['episodes']} episodes, ceiling {row['goal_in_context']:.3f}"
+            f"{row['episodes']} episodes, {row['goal_in_context']:.3f} of the contexts show the goal"
         )
     for row in content["comparisons"]:
         low, high = row["interval"]

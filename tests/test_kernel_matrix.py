@@ -30,7 +30,14 @@ def test_the_cells_are_of_every_shape_mask_and_direction():
         windowed = {(c.heads, c.head_dim, c.kind) for c in set(cells(generation)) - found}
         of_windows = {(4, 128), (1, 128), (5, 128), (2, 128)} | ({(4, 256), (2, 256)} if wide(generation) else set())
         assert windowed == {(*heads, kind) for heads in of_windows for kind in ("forward", "backward")}
-        usual = {(2, 32), (4, 64), (7, 64), (1, 100), *((heads, 128) for heads in (1, 2, 3, 4, 5, 6, 7, 8, 10, 16))}
+        usual = {
+            (2, 32),
+            (1, 64),
+            (4, 64),
+            (7, 64),
+            (1, 100),
+            *((heads, 128) for heads in (1, 2, 3, 4, 5, 6, 7, 8, 10, 16)),
+        }
         assert {c[1:3] for c in found} == usual | ({(4, 256), (2, 256)} if wide(generation) else set())
         for c in found:
             each = {(o.masks, o.kind) for o in found if o[:7] == c[:7] and o.key_heads == c.key_heads}

@@ -69,6 +69,8 @@ def _tables(args: argparse.Namespace) -> None:
         raise ValueError(f"--out={args.out} is a folder; give a JSON file, e.g. results/max_context.json")
     if args.docs is not None and (not args.docs or Path(args.docs).is_file()):
         raise ValueError(f"--docs={args.docs} is not a folder; give one, or leave --docs out")
+    if args.row and not searched:
+        raise ValueError(f"--only={args.only} is in the name of no cell of --row={args.row}, e.g. {of_rows[0].name}")
     if not (searched or compared or agents or args.only == "table1"):
         names = ", ".join(of[0].name for of in (of_rows, training_mfu.cells(), trajectories.cells()))
         raise ValueError(f"--only={args.only} is in no cell's name; names look like {names}, or table1")

@@ -166,10 +166,11 @@ compiler |
 ## Table 5: trajectories in a context (compiled)
 
 The paper trains an agent of 350M parameters on contexts of 32 or 128 trajectories (ExoRL, 1,000 steps of four tokens
-each), and says which of them fit. These tables have the sizes of that agent (`--model=agentic_350m`, 4,096 tokens per
-trajectory) on eight devices. The ring trains one sequence on all of them; the others train one sequence on each, with
-FSDP. The paper names neither its hardware nor its batch. [In-context reinforcement learning](experience.md) is about the
-other half of the table, the returns.
+each), and says which of them fit. These tables have the sizes of that agent: `--model=agentic_350m`, 24 layers of 1,024
+features, 310M parameters with the 1,024 tokens that we gave it, as the paper's reads no text. A trajectory has 4,096
+tokens. Of eight devices, the ring trains one sequence on all; the others train one sequence on each, with FSDP. The
+paper names neither its hardware nor its batch. [In-context reinforcement learning](experience.md) is about the other
+half of the table, the returns.
 
 The most trajectories that fit, a power of two:
 
@@ -177,8 +178,8 @@ The most trajectories that fit, a power of two:
 |---|---|---|---|---|---|
 {trajectories}
 
-The paper's four cells, with the GiB of a device that a train step takes. The column "limit" is all of a TPU's memory, or
-92% of a GPU's.
+The paper's four cells, with the GiB of a device that a train step takes. The column "limit" is all of a TPU's memory,
+or 92% of a GPU's.
 
 | hardware | compute dtype | limit | memory efficient, 32 | blockwise, 32 | blockwise, 128 | ring, 128 |
 |---|---|---|---|---|---|---|
@@ -186,8 +187,8 @@ The paper's four cells, with the GiB of a device that a train step takes. The co
 {trajectories_of_paper}
 
 The ring holds 128 trajectories in every setup, as in the paper. The other answers depend on the setup. Memory efficient
-attention over 32 trajectories fits in five of six setups, where the paper says that it does not fit. Blockwise over 128
-does not fit in five of six, as in the paper.
+attention over 32 trajectories fits in five of six setups, where the paper says that it does not fit. Blockwise over 32
+fits in five of six, and blockwise over 128 does not fit in five of six, as in the paper.
 
 ## Table 1: activations of one layer of 7B
 
@@ -230,8 +231,8 @@ a context of 4K. The formula is (6 h + s) / (6 h + 4096).
 
 ## Method
 
-`ringformer tables` wrote this page from `results/max_context.json`, `results/activations.json`,
-`results/table4.json` and `results/table5.json`. **Compiled** means that the compiler for that hardware compiled the train step of
+`ringformer tables` wrote this page from `results/max_context.json`, `results/activations.json`, `results/table4.json`
+and `results/table5.json`. **Compiled** means that the compiler for that hardware compiled the train step of
 `ringformer train` (AdamW, full rematerialisation, one `shard_map`, `check_vma=True`).
 
 - On TPU, a context fits if the compiler accepts the program's memory.

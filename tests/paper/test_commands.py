@@ -134,6 +134,10 @@ def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
             "--only=table4/9b is in no cell's name.*, table4/8xa100-80/7b/float32/xla, .*, or table1",
         ),
         (["--only=table5/v4-16/7b"], "in no cell's name.*, table5/v4-16/350m/vanilla/float32/m=8, or table1"),
+        (
+            ["--row=v5e-256/7b", "--only=table5", "--passes=0", "--docs=page"],
+            "--only=table5 is in the name of no cell of --row=v5e-256/7b, e.g. v5e-256/7b/ring/",
+        ),
         (["--out=.", "--passes=0"], "--out=. is a folder"),
         ([f"--docs={RESULTS}"], "max_context.json is not a folder; give one, or leave --docs out"),
         (["--docs="], "--docs= is not a folder"),

@@ -90,17 +90,21 @@ def test_the_closed_form_is_as_near_as_the_page_says():
 
 def test_the_closed_form_of_memory_is_near_the_compilers():
     """Of every attempt at Tables 3 and 5 that fits: within 30% (vanilla 55%), and the medians by chip and
-    attention within 15%."""
-    ratios = defaultdict(list)
+    attention within 15%. Of all attempts, at most one in twenty gets the wrong verdict."""
+    ratios, verdicts = defaultdict(list), []
     for found, wanted in ((ATTEMPTS, cells()), (TRAJECTORIES, trajectories.cells())):
         for cell in wanted:
             for a in found[cell.name]:
-                if a["fits"]:
+                if "peak_bytes" in a:
                     settings = MemorySettings(a["head_groups"], a["remat_group"], a.get("q_chunk"), a.get("k_chunk"))
                     counted = peak_bytes(cell.workload(a["seq_len"]).with_settings(settings))
-                    ratios[find_target(cell.target).chip.kind, cell.attention].append(counted / a["peak_bytes"])
+                    target = find_target(cell.target)
+                    verdicts.append((counted <= target.budget) == (a["peak_bytes"] <= target.budget))
+                    if a["fits"]:
+                        ratios[target.chip.kind, cell.attention].append(counted / a["peak_bytes"])
     medians = {kind: median(of_kind) for kind, of_kind in ratios.items()}
     assert len(medians) == 8 and sum(map(len, ratios.values())) > 200
+    assert len(verdicts) > 400 and verdicts.count(False) <= len(verdicts) / 20
     assert all(0.85 < found < 1.15 for found in medians.values()), medians
     assert all(
         0.75 < ratio < (1.55 if attention == "vanilla" else 1.3)
@@ -185,4 +189,4 @@ def test_table_5_is_complete_and_the_page_counts_its_answers():
     }
     page = " ".join((RESULTS.parent / "docs" / "tables.md").read_text().split())
     assert "Memory efficient attention over 32 trajectories fits in five of six setups" in page
-    assert "Blockwise over 128 does not fit in five of six" in page
+    assert "Blockwise over 32 fits in five of six, and blockwise over 128 does not fit in five of six" in page

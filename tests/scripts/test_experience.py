@@ -163,17 +163,19 @@ def test_the_world_gives_stars_at_the_goal_and_not_where_the_context_says():
 @pytest.fixture
 def played(tmp_path):
     """A function that writes the episodes of a seed: at n = 1 nothing, at n = 16 half of the returns, at 32 all."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text("{}")
 
     def write(seed, count=18):
+        stage = tmp_path / f"seed-{seed}" / "run" / "stage-3-4096"
+        stage.mkdir(parents=True)
+        (stage / "config.json").write_text("{}")
+        experience.make(tmp_path / f"seed-{seed}", seed, 0.0)
         episodes = {}
         for n, every in ((1, 0), (16, 2), (32, 1)):
             cases = [case(seed, n, i) for i in range(count)]
             experts = ["".join(action for action, _ in room.with_expert("", c.goal)) for c in cases]
             acts = [expert if every and i % every == 0 else "s" * 10 for i, expert in enumerate(experts)]
             episodes[n] = [experience.record(*pair) for pair in zip(cases, acts, strict=True)]
-        made = {"seed": seed, "count": count, "control": "", **identity(tmp_path / "run")}
+        made = {"seed": seed, "count": count, "control": "", "checkpoint": identity(stage)["checkpoint"]}
         path = tmp_path / f"seed-{seed}" / "episodes" / "run.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(made | {"episodes": episodes}))
@@ -185,7 +187,7 @@ def played(tmp_path):
 def results(tmp_path):
     return subprocess.run(
         [
-            *(sys.executable, "scripts/experience_results.py", tmp_path, "--measured_on=a test"),
+            *(sys.executable, "scripts/experience_results.py", tmp_path, "--measured_on=a test", "--command=c"),
             *(f"--results={tmp_path}/r.json", f"--figure={tmp_path}/f.png"),
         ],
         cwd=ROOT,
@@ -213,6 +215,8 @@ def test_results_pool_the_seeds_and_compare_the_same_cases(played, tmp_path):
     (paired,) = content["comparisons"]
     assert (paired["of"], paired["over"], paired["pairs"]) == ("run, n = 32", "run, n = 16", 36)
     assert paired["difference"] == 0.5 and paired["interval"][0] > 0.3
+    assert half["interval_over_goals"] != half["interval"] and paired["interval_over_goals"][0] > 0
+    assert content["command"] == "c" and content["chains"]["2"]["seed"] == 2
     assert "seed 3: run, n = 1" in content["missing"] and "training on one device" in content["missing"]
     kept = content["episodes"]["seed 2"]["run, n = 16"]
     assert len(kept["shown"]) == len(kept["actions"].split()) == len(kept["goal"].split()) == 18
@@ -223,12 +227,15 @@ def test_results_pool_the_seeds_and_compare_the_same_cases(played, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda made: made | {"checkpoint": "0"}, "has episodes of another checkpoint than .* has: remove"),
+        (lambda made: made | {"checkpoint": "0"}, "has episodes of another checkpoint than its run: remove"),
+        (lambda made: made | {"control": "blank"}, "has episodes of another seed or control than its name says"),
+        (lambda made: made | {"seed": 2}, "has episodes of another seed or control than its name says"),
         (
             lambda made: made | {"episodes": {"16": made["episodes"]["16"][1:], "32": made["episodes"]["32"]}},
             "other goals",
         ),
-        (lambda made: {}, "'run'"),
+        (lambda made: {}, "has episodes of another seed or control"),
+        (lambda made: [], "run.json holds a JSON list, not an object; remove it"),
     ],
 )
 def test_results_of_other_or_changed_episodes_are_refused(change, message, played, tmp_path):
@@ -246,11 +253,25 @@ def test_results_of_other_or_changed_episodes_are_refused(change, message, playe
         (["chain", "RUN", "CUT"], "episode 1 is not 10 steps such as ub4"),
         (["chain", "RUN", "UNKNOWN"], "episode 1 has the unknown character 'q'"),
         (["chain", "RUN", "none"], "No such file"),
-        (["chain", "RUN", "MANY"], "34 episodes take 1,054 tokens or more; .* was trained on 1,024"),
+        (["chain", "RUN", "EMPTY"], "EMPTY: it has no episode"),
+        (["chain", "RUN", "BINARY"], "BINARY: 'utf-8' codec can't decode"),
+        (["chain", "RUN", "MANY"], "the context takes 1,064 tokens; RUN was trained on 1,024"),
+        (["chain", "CONVERTED", "WHOLE"], "CONVERTED is no stage of a run: its config.json has no seq_len"),
+        (["chain", "LIST", "WHOLE"], "config.json holds a JSON list"),
+        (["chain", ".", "WHOLE"], "[.] is no stage of a run: name one, e.g. runs/experience/seed-1/run/stage-3-4096"),
         (
             ["play", "RUN", "--seed=1", "--count=9", "--out=o.json", "--episodes=16,200"],
-            "200 episodes take 6,200 tokens",
+            "the context takes 6,.* tokens",
         ),
+        (
+            ["play", "RUN", "--seed=2", "--count=9", "--out=o.json", "--episodes=4"],
+            "chains of seed 1, whose goals are not",
+        ),
+        (["play", "RUN", "--seed=1", "--count=0", "--out=o.json", "--episodes=4"], "0 is no number of cases"),
+        (["play", "RUN", "--seed=1", "--count=9", "--out=LIST/config.json", "--episodes=4"], "holds a JSON list"),
+        (["compare", "RUN", "RUN", "--seed=1", "--out=o.json", "--episodes=4"], "have the same checkpoint"),
+        (["make", "new", "--seed=1", "--share=inf"], "--share=inf must lie between 0 and 1"),
+        (["make", "chains", "--seed=2"], "chains has chains of other settings"),
         (
             ["play", "RUN", "--seed=1", "--count=9", "--out=o.json", "--episodes=0"],
             "0 is no list of numbers of episodes",
@@ -262,10 +283,16 @@ def test_results_of_other_or_changed_episodes_are_refused(change, message, playe
 def test_mistakes_of_a_person_are_one_line(words, message, tmp_path):
     whole = room.text(room.walk("uuuuuuuuuu"), None)
     texts = {"CUT": whole[:-2], "UNKNOWN": whole.replace("u", "q"), "MANY": "\n".join([whole] * 33)}
+    texts |= {"WHOLE": whole, "EMPTY": "\n\n"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "RUN").mkdir()
-    (tmp_path / "RUN" / "config.json").write_text('{"seq_len": 1024}')
+    (tmp_path / "BINARY").write_bytes(b"\xff\xfe\x00")
+    run = {"seq_len": 1024, "data": {"source": "jsonl:chains/chains.jsonl"}}
+    for name, config in (("RUN", run), ("CONVERTED", {"model": {}}), ("LIST", [])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (tmp_path / "chains").mkdir()
+    (tmp_path / "chains" / "made.json").write_text('{"seed": 1}')
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/experience.py", *words],
         cwd=tmp_path,
@@ -283,7 +310,12 @@ def test_mistakes_of_a_person_are_one_line(words, message, tmp_path):
     [
         (["--seeds=0"], "usage: bash scripts/experience.sh"),
         (["--count=many"], "--count=many is not a number"),
-        (["--results=none/r.json"], "there is no folder none for none/r.json"),
+        (["--count=20"], "--count=20 is too small"),
+        (["--results=none/r.json"], "none/r.json cannot be a file"),
+        (["--figure=docs"], "docs cannot be a file"),
+        (["--config=configs/none.py"], "there is no config configs/none.py"),
+        (["--controls", "--config=configs/quickstart.py"], "there is no config configs/quickstart_short.py"),
+        (["one-folder"], "are two folders; give one"),
         (["--control"], "usage: bash scripts/experience.sh"),
     ],
 )
@@ -316,7 +348,7 @@ def test_the_script_ends_with_the_results_and_the_figure(tmp_path):
         (tmp_path / f"{name}.py").write_text(TINY.format(configs=str(ROOT / "configs"), module=module))
     environment = os.environ | {"RINGFORMER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     out = tmp_path / "out"
-    command = ["bash", "scripts/experience.sh", "--controls", "--count=9", "--share=0", f"--config={tmp_path}/tiny.py"]
+    command = ["bash", "scripts/experience.sh", "--controls", "--count=27", "--share=0", f"--config={tmp_path}/tiny.py"]
     first, again = (
         subprocess.run([*command, str(out)], cwd=ROOT, env=environment, capture_output=True, text=True) for _ in "12"
     )
@@ -324,7 +356,7 @@ def test_the_script_ends_with_the_results_and_the_figure(tmp_path):
     content = json.loads((out / "experience.json").read_text())
     assert all(text.startswith(("seed 2", "seed 3")) for text in content["missing"])
     assert {(row["model"], row["n"]): row["episodes"] for row in content["summary"]} == {
-        (name, n): 9 if name == "run" else 3 for name, of_name in experience_results.PLAYED.items() for n in of_name
+        (name, n): 27 if name == "run" else 9 for name, of_name in experience_results.PLAYED.items() for n in of_name
     }
     assert content["ring_over_one_device"]["relative_norm"] < 1e-5
     assert [stage["state"] for stage in content["stages"]["1"]] == ["finished"] * 3

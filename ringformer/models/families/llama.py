@@ -26,7 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # small, byte-level: 256 bytes and the end of a document
     "tiny": shape(128, 2, 2, 1, 256, V=257, d=32),
     "small": shape(256, 6, 8, 4, 704, V=257),
-    # the sizes of the paper's agent (section 5.4, Table 5), with 1,024 tokens for its actions
+    # the sizes of the paper's agent of "350M" (section 5.4, Table 5); 1,024 tokens are our choice, as it reads no text
     "agentic_350m": shape(1024, 24, 16, 16, 2816, V=1024),
     # LLaMA 1
     "llama_3b": shape(3200, 26, 32, 32, 8640),
