@@ -47,9 +47,8 @@ def get_config():
         return settings | lengths | {"optimizer.learning_rate": learning_rate} | changed
 
     config.stages = (
-        stage(512, 16, 500, 2e-3, (0, 300)),
-        stage(1024, 8, 900, 1e-3, (301, 1024)),
-        # With theta 1e4, the model finds half of the goals in 4K tokens.
-        stage(4096, 4, 150, 1e-3, (1025, 4096), **{"mesh_dim": "1,1,1,-1", "model.rope_theta": 1e6}),
+        stage(512, 16, 1200, 2e-3, (0, 300)),
+        stage(1024, 8, 400, 1e-3, (301, 1024), **{"model.rope_theta": 1e6}),
+        stage(4096, 4, 100, 1e-3, (1025, 4096), **{"mesh_dim": "1,1,1,-1", "model.rope_theta": 1e6}),
     )
     return config

@@ -4,11 +4,11 @@
 # goals that it never saw, and draw its returns. If interrupted, run the same command again: it continues.
 # OUT has the runs (default: runs/experience).
 #   --seeds=N       train seeds 1 to N; a seed also draws the goals (default: 1)
-#   --controls      also play with blank, exchanged and shuffled contexts, train on four episodes alone, and train the
+#   --controls      also play with blank, exchanged and shuffled contexts and with the model of stage 1, and train the
 #                   stage of the ring on one device
 #   --count=N       episodes that are played after each number of explorations (default: 405); controls play a third
 #   --share=X       share of the chains to make, to try something quickly
-#   --config=FILE   a config to use instead of configs/in_context_rl.py; NAME_short.py beside it is the control
+#   --config=FILE   a config to use instead of configs/in_context_rl.py
 #   --results=FILE  file of results (default: OUT/experience.json)
 #   --figure=FILE   figure (default: OUT/experience.png)
 #   --machine=TEXT  description of the machine, for the file of results (default: two CPU cores)
@@ -53,17 +53,14 @@ for argument in "$@"; do
     esac
 done
 out=${out:-runs/experience}
-short=${config%.py}_short.py
 if ((count < 27)); then
     echo "--count=$count is too small: give at least 27, so that controls play each goal" >&2
     exit 2
 fi
-for file in "$config" ${controls:+"$short"}; do
-    if [ ! -f "$file" ]; then
-        echo "there is no config $file" >&2
-        exit 2
-    fi
-done
+if [ ! -f "$config" ]; then
+    echo "there is no config $config" >&2
+    exit 2
+fi
 for file in "$results" "$figure"; do
     if [ -n "$file" ] && { [ -d "$file" ] || [ ! -d "$(dirname "$file")" ]; }; then
         echo "$file cannot be a file: its folder is missing, or it is a folder; choose another file" >&2
@@ -87,10 +84,10 @@ timed() {
 experience() {
     "$python" scripts/experience.py "$@"
 }
-# train SEED RUN CONFIG STAGE DEVICES
+# train SEED RUN STAGE DEVICES
 train() {
     local folder=$out/seed-$1
-    "$python" -m ringformer.cli train --config="$3" --stage="$4" --config.cpu_devices="$5" \
+    "$python" -m ringformer.cli train --config="$config" --stage="$3" --config.cpu_devices="$4" \
         --config.run_dir="$folder/$2" --config.data.store="$folder/store" \
         --config.data.source="jsonl:$folder/chains.jsonl" --config.data.tokenizer="$folder/tokenizer" --config.seed="$1"
 }
@@ -99,12 +96,11 @@ stage() {
     local found
     for found in "$out/seed-$1/$2/stage-$3-"*; do echo "$found"; done
 }
-# play SEED RUN STAGE EPISODES COUNT [CONTROL] [--beyond]
+# play SEED NAME STAGE EPISODES COUNT [--control=CONTROL] [--beyond]
 play() {
-    local name=$2${6:+-$6}
     mkdir -p "$out/seed-$1/episodes"
-    timed "seed-$1" "play-$name" experience play "$(stage "$1" "$2" "$3")" --seed="$1" --episodes="$4" --count="$5" \
-        --control="${6:-}" --out="$out/seed-$1/episodes/$name.json" "${@:7}"
+    timed "seed-$1" "play-$2" experience play "$(stage "$1" run "$3")" --seed="$1" --episodes="$4" --count="$5" \
+        --out="$out/seed-$1/episodes/$2.json" "${@:6}"
 }
 collect() {
     "$python" scripts/experience_results.py "$out" --results="${results:-$out/experience.json}" \
@@ -113,19 +109,18 @@ collect() {
 for ((seed = 1; seed <= seeds; seed++)); do
     timed "seed-$seed" chains experience make "$out/seed-$seed" --seed="$seed" --share="$share"
     # On two cores, a ring of eight is slower than two replicas, and a thousand tokens need no ring.
-    timed "seed-$seed" "train-1" train "$seed" run "$config" 1 2
-    timed "seed-$seed" "train-2" train "$seed" run "$config" 2 2
-    timed "seed-$seed" "train-3" train "$seed" run "$config" 3 8
+    timed "seed-$seed" train-1 train "$seed" run 1 2
+    timed "seed-$seed" train-2 train "$seed" run 2 2
+    timed "seed-$seed" train-3 train "$seed" run 3 8
     play "$seed" run 3 1,4,16,32,128 "$count"
     collect
 done
 [ -n "$controls" ] || exit 0
 for ((seed = 1; seed <= seeds; seed++)); do
     for control in blank other shuffled; do
-        play "$seed" run 3 16,32 $((count / 3)) "$control"
+        play "$seed" "run-$control" 3 16,32 $((count / 3)) --control="$control"
     done
-    timed "seed-$seed" train-short train "$seed" short "$short" 1 2
-    play "$seed" short 1 1,4,16,32 $((count / 3)) "" --beyond
+    play "$seed" short 1 1,4,16,32 $((count / 3)) --beyond
     collect
 done
 if [ ! -e "$out/seed-1/one-device" ]; then  # the stages without a ring are those of the run
@@ -134,7 +129,7 @@ if [ ! -e "$out/seed-1/one-device" ]; then  # the stages without a ring are thos
     cp -r "$out/seed-1/run/stage-1-"* "$out/seed-1/run/stage-2-"* "$out/seed-1/one-device.copying"
     mv "$out/seed-1/one-device.copying" "$out/seed-1/one-device"
 fi
-timed seed-1 train-one-device train 1 one-device "$config" 3 1
+timed seed-1 train-one-device train 1 one-device 3 1
 timed seed-1 compare experience compare "$(stage 1 run 3)" "$(stage 1 one-device 3)" --seed=1 --episodes=1,4,16,32,128 \
     --out="$out/seed-1/one-device.json"
 collect

@@ -43,12 +43,16 @@ Episodes = dict[tuple[int, str, int], list[dict[str, Any]]]
 """Episodes by (seed, model and control, number of episodes)."""
 
 
+MODELS = {"run": "run/stage-3-*", "short": "run/stage-1-*", "one-device": "one-device/stage-3-*"}
+"""Folders of the models in the folder of a seed."""
+
+
 def stage(folder: Path, seed: int, model: str) -> Path:
-    """Return the folder of the last stage of a seed's model."""
-    found = sorted((folder / f"seed-{seed}" / model).glob("stage-*"))
+    """Return the folder of a seed's model."""
+    found = sorted((folder / f"seed-{seed}").glob(MODELS[model]))
     if not found:
-        raise ValueError(f"{folder}/seed-{seed}/{model} has no stage")
-    return found[-1]
+        raise ValueError(f"{folder}/seed-{seed} has no {MODELS[model]}: run bash scripts/experience.sh first")
+    return found[0]
 
 
 def read(folder: Path) -> Episodes:
@@ -186,7 +190,7 @@ def chains(folder: Path, seed: int) -> dict[str, Any]:
 COLORS = {"run": "#3b75af", "short": "#c2570c", "run-blank": FAINT, "run-other": "#2c8a57"}
 NAMES = {
     "run": "trained on up to 128 episodes",
-    "short": "trained on 4 episodes alone, on as many tokens",
+    "short": "trained on 4 episodes alone (stage 1)",
     "run-blank": "context without stars",
     "run-other": "context with the stars of another goal",
 }

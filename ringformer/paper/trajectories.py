@@ -17,8 +17,8 @@ TABLE = "table5"
 """First part of the names of its cells."""
 MODEL = "agentic_350m"
 TRAJECTORY = 4 * K
-"""Tokens of a trajectory: 1,000 steps of four (return, state, action, reward), rounded up so that 32 and 128 trajectories
-are 128K and 512K tokens."""
+"""Tokens of a trajectory: 1,000 steps of four (return, state, action, reward), rounded up so that 32 and 128
+trajectories are 128K and 512K tokens."""
 
 PAPER = {"memory_efficient": {32: False}, "blockwise": {32: True, 128: False}, "ring": {128: True}}
 """The paper's answers to whether a number of trajectories fits, by attention."""

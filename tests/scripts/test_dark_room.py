@@ -14,12 +14,14 @@ from dark_room import Cell
 
 
 def test_a_room_has_forty_eight_goals_of_which_nine_are_never_trained_on():
-    """The nine are at least three steps from the middle."""
-    for seed in range(3):
+    """The nine are at least three steps from the middle, at most two of a row or a column."""
+    for seed in range(20):
         trained, unseen = room.goals(seed)
         assert len(trained) == 39 and len(unseen) == 9
         assert {*trained, *unseen} == {Cell(i, j) for i in range(7) for j in range(7)} - {Cell(3, 3)}
         assert all(abs(cell.row - 3) + abs(cell.column - 3) >= 3 for cell in unseen)
+        for axis in (0, 1):
+            assert max(Counter(cell[axis] for cell in unseen).values()) == 2
     assert len({frozenset(room.goals(seed)[1]) for seed in range(20)}) == 20
 
 
@@ -58,7 +60,7 @@ def test_explorations_do_not_stay_and_find_one_goal_in_eleven():
 
 @pytest.mark.parametrize("episodes", [4, 16])
 def test_a_training_chain_shows_the_goal_that_its_expert_goes_to(episodes):
-    """Which is one of those to train on. In five of eleven chains, some steps of an exploration come first."""
+    """Which is one of those to train on. In eight of seventeen chains, some steps of an exploration come first."""
     trained, unseen = room.goals(3)
     wandered = 0
     for i in range(200):
@@ -70,7 +72,7 @@ def test_a_training_chain_shows_the_goal_that_its_expert_goes_to(episodes):
         begin = question["content"].rpartition("\n")[2]
         wandered += begin != ""
         played, taken = whole[-1], len(begin.replace("*", "")) // 3
-        assert again == goal and whole[:-1] == explored and taken <= 5
+        assert again == goal and whole[:-1] == explored and taken <= 8
         assert played == room.with_expert("".join(action for action, _ in played[:taken]), goal)
     assert 70 < wandered < 115
 

@@ -314,7 +314,6 @@ def test_mistakes_of_a_person_are_one_line(words, message, tmp_path):
         (["--results=none/r.json"], "none/r.json cannot be a file"),
         (["--figure=docs"], "docs cannot be a file"),
         (["--config=configs/none.py"], "there is no config configs/none.py"),
-        (["--controls", "--config=configs/quickstart.py"], "there is no config configs/quickstart_short.py"),
         (["one-folder"], "are two folders; give one"),
         (["--control"], "usage: bash scripts/experience.sh"),
     ],
@@ -329,7 +328,7 @@ def test_the_script_refuses_wrong_arguments_before_it_trains(words, message, tmp
 TINY = """
 import sys
 sys.path.insert(0, {configs!r})
-from {module} import get_config as whole
+from in_context_rl import get_config as whole
 
 
 def get_config():
@@ -344,8 +343,7 @@ def get_config():
 @pytest.mark.slow  # four runs are trained, and five lengths are played
 def test_the_script_ends_with_the_results_and_the_figure(tmp_path):
     """With two steps a stage. The same command goes on, here with nothing left to do."""
-    for name, module in (("tiny", "in_context_rl"), ("tiny_short", "in_context_rl_short")):
-        (tmp_path / f"{name}.py").write_text(TINY.format(configs=str(ROOT / "configs"), module=module))
+    (tmp_path / "tiny.py").write_text(TINY.format(configs=str(ROOT / "configs")))
     environment = os.environ | {"RINGFORMER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     out = tmp_path / "out"
     command = ["bash", "scripts/experience.sh", "--controls", "--count=27", "--share=0", f"--config={tmp_path}/tiny.py"]
