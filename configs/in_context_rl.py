@@ -49,6 +49,6 @@ def get_config():
     config.stages = (
         stage(512, 16, 1200, 2e-3, (0, 300)),
         stage(1024, 8, 400, 1e-3, (301, 1024), **{"model.rope_theta": 1e6}),
-        stage(4096, 4, 100, 1e-3, (1025, 4096), **{"mesh_dim": "1,1,1,-1", "model.rope_theta": 1e6}),
+        stage(4096, 4, 200, 1e-3, (1025, 4096), **{"mesh_dim": "1,1,1,-1", "model.rope_theta": 1e6}),
     )
     return config
