@@ -153,7 +153,7 @@ def record(case: Case, actions: str) -> dict[str, Any]:
     steps = walk(actions)
     kept = {"goal": case.goal.text(), "shown": case.shown, "actions": actions, "return": total(steps, case.goal)}
     if case.starred not in (None, case.goal):
-        kept |= {"starred": case.starred.text(), "followed": total(steps, case.starred)}
+        kept |= {"starred": case.starred.text()}
     return kept
 
 

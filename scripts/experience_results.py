@@ -25,7 +25,7 @@ from ringformer.plotting import FAINT, INK, RULE, check_matplotlib, drawn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from dark_room import Cell, optimal
+from dark_room import Cell, optimal, walk
 
 SEEDS = (1, 2, 3)
 PLAYED = {
@@ -73,10 +73,14 @@ def read(folder: Path) -> Episodes:
     return found
 
 
-def shares(rows: Sequence[dict[str, Any]], cell: str = "goal", count: str = "return") -> np.ndarray:
-    """Return the return of each episode over the optimal one; with `cell` "starred" and `count` "followed", of the cell
-    that had the stars."""
-    return np.array([row[count] / optimal(Cell.parse(row[cell])) for row in rows])
+def shares(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Return the return of each episode over the optimal one."""
+    return np.array([row["return"] / optimal(Cell.parse(row["goal"])) for row in rows])
+
+
+def reaches(actions: str, cell: Cell) -> bool:
+    """Tell whether an episode reaches a cell."""
+    return any(reached == cell for _, reached in walk(actions))
 
 
 def interval(values: np.ndarray, groups: Sequence[Any] | None = None) -> list[float]:
@@ -117,8 +121,9 @@ def summary(episodes: Episodes) -> list[dict[str, Any]]:
             "by_seed": {seed: round(shares(of_seed).mean(), 4) for seed, of_seed in by_seed.items()},
         }
         if "starred" in rows[0]:
-            followed = shares(rows, "starred", "followed")
-            entry |= {"return_of_starred": round(followed.mean(), 4), "interval_of_starred": share_interval(followed)}
+            for cell in ("starred", "goal"):
+                reached = np.array([float(reaches(row["actions"], Cell.parse(row[cell]))) for row in rows])
+                entry |= {f"reached_{cell}": round(reached.mean(), 4), f"interval_of_{cell}": share_interval(reached)}
         table.append(entry)
     return table
 
@@ -220,8 +225,8 @@ def draw(plt, table: Sequence[dict[str, Any]], title: str) -> Any:
             x = [row["n"] * (1.06 if model == "run-other" else 1) for row in rows]
             axes.errorbar(x, y, errors, fmt=line, color=COLORS[model], elinewidth=1, capsize=2, label=name, **CURVE)
             if model == "run-other":
-                y = [row["return_of_starred"] for row in rows]
-                label = "the same, return at the other goal"
+                y = [row["reached_starred"] for row in rows]
+                label = "the same: episodes that reach the other goal"
                 axes.plot(x, y, "D", color="none", markeredgecolor=COLORS[model], label=label, **CURVE)
     ticks = PLAYED["run"]
     axes.set_xscale("log", base=2)

@@ -27,7 +27,24 @@ def check_long_context_retrieval(text: str) -> None:
     assert found == [(run["seed"], [f"{row['accuracy']:.0%}" for row in run["accuracy"]]) for run in runs]
 
 
-CHECKS = {"ring_attention": check_ring_attention, "long_context_retrieval": check_long_context_retrieval}
+def check_in_context_rl(text: str) -> None:
+    """It prints every return of the results, and the episode of the first case."""
+    results = json.loads((NOTEBOOKS[0].parents[1] / "results" / "experience.json").read_text())
+    rows = [row for row in results["summary"] if row["model"] == "run"]
+    assert len(rows) == 5
+    for row in rows:
+        shares = (
+            f"{row['return']:.1%} of the optimal return, {row['goal_in_context']:.1%} of the contexts show the goal"
+        )
+        assert f"n = {row['n']:>3}: {shares}" in text
+        assert results["episodes"]["seed 1"][f"run, n = {row['n']}"]["actions"].split()[0] in text
+
+
+CHECKS = {
+    "ring_attention": check_ring_attention,
+    "long_context_retrieval": check_long_context_retrieval,
+    "in_context_rl": check_in_context_rl,
+}
 
 
 def code(path: Path) -> list[dict]:
