@@ -335,7 +335,7 @@ from in_context_rl import get_config as whole
 def get_config():
     config = whole()
     config.optimizer.warmup_steps = 1
-    config.data.held_out = 0.2
+    config.data.held_out = 0.5
     config.stages = tuple({{**stage, "steps": 2, "batch_size": 2}} for stage in config.stages)
     return config
 """
