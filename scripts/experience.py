@@ -1,8 +1,8 @@
 """Helpers of scripts/experience.sh: make chains of the dark room (scripts/dark_room.py), and let models play.
 
 python scripts/experience.py make FOLDER --seed=N [--share=X]
-python scripts/experience.py play RUN --seed=N --episodes=1,4,16 --count=N --out=FILE [--control=NAME]
-python scripts/experience.py compare RUN RUN --seed=N --out=FILE
+python scripts/experience.py play RUN --episodes=1,4,16 --count=N --out=FILE [--control=NAME] [--beyond]
+python scripts/experience.py compare RUN RUN --episodes=1,4,16 --out=FILE
 python scripts/experience.py chain RUN FILE
 """
 
@@ -25,6 +25,7 @@ from ringformer.files.untrusted import read_object
 sys.path.insert(0, str(Path(__file__).parent))
 
 import dark_room as room
+from byte_tokenizer import write_tokenizer
 from dark_room import (
     CHARACTERS,
     CONTROLS,
@@ -46,33 +47,12 @@ from dark_room import (
     walk,
 )
 
-END = "</s>"
-TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-)
-"""Chat template that concatenates messages, with the end token after the answer."""
 CHAINS = {4: 50_000, 16: 8_000, 32: 8_000, 64: 1_500, 128: 900}
 """Chains to make, by their number of episodes. The stages of configs/in_context_rl.py select chains by length."""
 MADE = "made.json"
 """File with the settings of a folder's chains."""
 BATCH = 45
 """Chains that are played at once."""
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer.json with a token for each character of a chain."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(alphabet, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    content = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": TEMPLATE}
-    write_whole(folder / "tokenizer_config.json", json.dumps(content, indent=1))
 
 
 def make(folder: Path, seed: int, share: float) -> None:
@@ -100,27 +80,40 @@ def make(folder: Path, seed: int, share: float) -> None:
     print(f"{folder}/chains.jsonl: {len(lines):,} chains")
 
 
-def load(run: Path, tokens: int, seed: int | None = None, beyond: bool = False) -> Any:
-    """Return the text generator of a run.
+def settings_of(run: Path) -> tuple[int, Path]:
+    """Return the context in tokens that a stage of a run was trained at, and the folder of its chains.
 
-    Raises ValueError if the folder is no stage of a run, if `seed` is not the seed of its chains, if its tokens are not
-    characters, or, unless `beyond`, if it was trained on fewer tokens.
+    Raises ValueError if the folder is no stage of such a run.
     """
-    from ringformer.inference.text.text_generator import TextGenerator
-
     if not (run / CONFIG).is_file():
         raise ValueError(f"{run} is no stage of a run: name one, e.g. runs/experience/seed-1/run/stage-3-4096")
     config = read_object(run, CONFIG)
     trained, data = config.get("seq_len"), config.get("data")
-    if not isinstance(trained, int) or not isinstance(data, dict):
-        raise ValueError(f"{run} is no stage of a run: its {CONFIG} has no seq_len or no data")
+    source = data.get("source") if isinstance(data, dict) else None
+    if not isinstance(trained, int) or not isinstance(source, str):
+        raise ValueError(f"{run} is no stage of a run: its {CONFIG} has no seq_len or no data.source")
+    return trained, Path(source.removeprefix("jsonl:")).parent
+
+
+def seed_of(run: Path) -> int:
+    """Return the seed of the chains that a run was trained on, which decides the goals that it never saw."""
+    _, chains = settings_of(run)
+    seed = read_object(chains, MADE).get("seed") if (chains / MADE).is_file() else None
+    if not isinstance(seed, int):
+        raise ValueError(f"{run} was trained on chains of {chains}, which has no {MADE} with their seed")
+    return seed
+
+
+def load(run: Path, tokens: int, beyond: bool = False) -> Any:
+    """Return the text generator of a run.
+
+    Raises ValueError if its tokens are not characters or, unless `beyond`, if it was trained on fewer tokens.
+    """
+    from ringformer.inference.text.text_generator import TextGenerator
+
+    trained, _ = settings_of(run)
     if tokens > trained and not beyond:
         raise ValueError(f"the context takes {tokens:,} tokens; {run} was trained on {trained:,}")
-    if seed is not None:
-        chains = Path(str(data.get("source", "")).removeprefix("jsonl:")).parent
-        known = read_object(chains, MADE).get("seed") if (chains / MADE).is_file() else None
-        if known != seed:
-            raise ValueError(f"{run} was trained on chains of seed {known}, whose goals are not those of --seed={seed}")
     model = TextGenerator.load(run, max_length=tokens + STEP_TOKENS * STEPS)
     if any(len(model.encode(character)) != 1 for character in CHARACTERS):
         raise ValueError(f"{run} has another tokenizer: here a token is a character")
@@ -160,16 +153,17 @@ def record(case: Case, actions: str) -> dict[str, Any]:
 def play_cases(args: argparse.Namespace) -> None:
     """Let a run's model play cases of each number of episodes; skip what the file has of the same checkpoint."""
     out: Path = args.out
-    made = {"seed": args.seed, "count": args.count, "control": args.control}
+    seed = seed_of(args.run)
+    made = {"seed": seed, "count": args.count, "control": args.control}
     made |= {"checkpoint": identity(args.run)["checkpoint"]}
     saved = read_object(out.parent, out.name, "remove it") if out.is_file() else {}
     played = saved.pop("episodes", {})
     if saved != made:
         played = {}
-    cases = {n: [room.case(args.seed, n, i, args.control) for i in range(args.count)] for n in args.episodes}
+    cases = {n: [room.case(seed, n, i, args.control) for i in range(args.count)] for n in args.episodes}
     missing = [n for n in cases if str(n) not in played]
     tokens = max((longest(cases[n]) for n in missing), default=0)
-    model = load(args.run, tokens, args.seed, args.beyond) if missing else None
+    model = load(args.run, tokens, args.beyond) if missing else None
     for n, of_n in cases.items():
         if n in missing:
             actions = [a for i in range(0, len(of_n), BATCH) for a in play(model, of_n[i : i + BATCH])]
@@ -184,13 +178,18 @@ def play_cases(args: argparse.Namespace) -> None:
 
 def compare(args: argparse.Namespace) -> None:
     """Write how much the logits of actions of two runs differ, after contexts of goals that both never saw."""
+    seed, other = map(seed_of, args.runs)
+    if seed != other:
+        raise ValueError(
+            f"{args.runs[0]} was trained on chains of seed {seed}, {args.runs[1]} on those of seed {other}"
+        )
     checkpoints = [identity(run)["checkpoint"] for run in args.runs]
     if checkpoints[0] == checkpoints[1]:
         raise ValueError(f"{args.runs[0]} and {args.runs[1]} have the same checkpoint")
-    cases = [room.case(args.seed, n, i) for n in args.episodes for i in range(9 if n > 1 else 1)]
+    cases = [room.case(seed, n, i) for n in args.episodes for i in range(9 if n > 1 else 1)]
     logits = []
     for run in args.runs:
-        model = load(run, longest(cases), args.seed)
+        model = load(run, longest(cases))
         session = model.generator.session(len(cases))
         session.append([model.encode(case.text) for case in cases])
         logits.append(np.asarray(session.logits, np.float64)[:, [model.encode(name)[0] for name in MOVES]])
@@ -251,7 +250,6 @@ def count(text: str) -> int:
 
 def add_common(verb: argparse.ArgumentParser) -> None:
     """Add the arguments that name cases and a file."""
-    verb.add_argument("--seed", type=int, required=True, help="seed of the run's chains")
     verb.add_argument("--episodes", type=numbers, required=True, help="numbers of episodes, e.g. 1,4,16")
     verb.add_argument("--out", type=output_argument, required=True)
 

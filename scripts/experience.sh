@@ -99,7 +99,7 @@ stage() {
 # play SEED NAME STAGE EPISODES COUNT [--control=CONTROL] [--beyond]
 play() {
     mkdir -p "$out/seed-$1/episodes"
-    timed "seed-$1" "play-$2" experience play "$(stage "$1" run "$3")" --seed="$1" --episodes="$4" --count="$5" \
+    timed "seed-$1" "play-$2" experience play "$(stage "$1" run "$3")" --episodes="$4" --count="$5" \
         --out="$out/seed-$1/episodes/$2.json" "${@:6}"
 }
 collect() {
@@ -130,6 +130,6 @@ if [ ! -e "$out/seed-1/one-device" ]; then  # the stages without a ring are thos
     mv "$out/seed-1/one-device.copying" "$out/seed-1/one-device"
 fi
 timed seed-1 train-one-device train 1 one-device 3 1
-timed seed-1 compare experience compare "$(stage 1 run 3)" "$(stage 1 one-device 3)" --seed=1 --episodes=1,4,16,32,128 \
+timed seed-1 compare experience compare "$(stage 1 run 3)" "$(stage 1 one-device 3)" --episodes=1,4,16,32,128 \
     --out="$out/seed-1/one-device.json"
 collect

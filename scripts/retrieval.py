@@ -28,13 +28,9 @@ from ringformer.evals.tables import contexts, mean, mean_tokens
 from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
 from ringformer.runs.metrics import read_metrics
 
-END = "</s>"
-TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-)
-"""Chat template that concatenates messages, with the end token after an answer, so that a prompt is the same text with
-and without the template."""
+sys.path.insert(0, str(Path(__file__).parent))
+
+from byte_tokenizer import write_tokenizer
 
 
 class Records(NamedTuple):
@@ -156,21 +152,6 @@ def pieces() -> list[str]:
     return [*phrases, *ADJECTIVES, *NOUNS, *map(str, range(100))]
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer.json with `pieces`, with bytes for all other text, and its chat template."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in dict.fromkeys(pieces())])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    content = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(content, indent=1))
-
-
 def make(folder: Path, share: float, largest: int, seed: int = 0) -> None:
     """Write the tokenizer and the records (records.jsonl) if they do not exist.
 
@@ -192,7 +173,7 @@ def make(folder: Path, share: float, largest: int, seed: int = 0) -> None:
         print(f"{folder} has them")
         return
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-    write_tokenizer(folder / "tokenizer")
+    write_tokenizer(folder / "tokenizer", pieces())
     with (folder / "records.jsonl").open("w") as file:
         for kind, records in enumerate(KINDS):
             count, (fewest, most) = max(FEWEST, round(records.count * share)), records.lines

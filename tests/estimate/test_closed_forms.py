@@ -24,7 +24,7 @@ def test_memory_falls():
 
 
 def test_what_attention_holds_is_float32_in_every_compute_dtype():
-    """Of 7B's 32,768 tokens on a device: bf16 halves seven arrays [T, D], and nothing of attention's."""
+    """7B, 32,768 tokens on a device: bfloat16 halves seven arrays of [T, D], and none of those of attention."""
     model = LlamaConfig(**preset("llama_7b"))
     ring = Workload(model, find_target("v5e-256"), "1,1,1,256", 256 * 32768)
     half, whole = (

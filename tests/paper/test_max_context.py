@@ -10,18 +10,13 @@ import pytest
 from ringformer.estimate import targets
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.search import longest_context, memory_settings
-from ringformer.paper import attempts, max_context
+from ringformer.paper import max_context
 from ringformer.paper.attempts import read
 from ringformer.paper.cells import REGIMES, ROWS, Cell, cells
 from ringformer.paper.max_context import fill, judge_maxima, longest
 from tests.estimate.search.test_longest_context import estimate_of
 
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch):
-    """Every compiler is; none is called here."""
-    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
-    monkeypatch.setattr(attempts, "compiled_by", lambda target: "a formula")
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def test_the_rows_are_the_papers():

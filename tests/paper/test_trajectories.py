@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from ringformer.estimate.search import memory_settings
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.paper.attempts import read
 from ringformer.paper.cells import cells as cells_of_table_3
 from ringformer.paper.max_context import fill
 from ringformer.paper.trajectories import MODEL, TRAJECTORY, cells, most_rows, paper_rows, setups
 from tests.estimate.search.test_longest_context import estimate_of
-from tests.paper.test_max_context import compiled, installed  # noqa: F401
 
 
 def test_the_agent_has_the_papers_sizes():
@@ -39,10 +39,8 @@ def test_cells_are_eight_sequences_or_a_ring_of_eight():
 @pytest.mark.parametrize(
     ("attention", "lengths"), [("blockwise", [32, 128, 64]), ("ring", [128, 256, 512, 1024, 2048])]
 )
-def test_the_papers_cells_are_compiled_whatever_the_search_finds(attention, lengths, tmp_path, compiled, monkeypatch):  # noqa: F811
+def test_the_papers_cells_are_compiled_whatever_the_search_finds(attention, lengths, tmp_path, monkeypatch):
     """A compiler that fits 64 trajectories without a ring, and 1,024 with one."""
-    from ringformer.estimate.search import memory_settings
-
     most = {"blockwise": 64, "ring": 1024}
     monkeypatch.setattr(
         memory_settings,

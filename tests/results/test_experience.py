@@ -64,8 +64,9 @@ def test_every_return_is_that_of_the_actions(model, n):
     row = SUMMARY[model, n]
     assert row["episodes"] == len(shares) and row["return"] == pytest.approx(np.mean(shares), abs=1e-4)
     assert row["goal_in_context"] == pytest.approx(np.mean(shown), abs=1e-4)
-    assert row.get("reached_starred", np.mean(reached)) == pytest.approx(np.mean(reached), abs=1e-4)
     assert ("reached_starred" in row) == (model == "run-other")
+    if model == "run-other":
+        assert row["reached_starred"] == pytest.approx(np.mean(reached), abs=1e-4)
     if len(set(shares)) > 1 and np.mean(shares) > 0.05:
         near_normal(row["interval"], shares, range(len(shares)))
         near_normal(row["interval_over_goals"], shares, goals)
@@ -93,8 +94,13 @@ def test_every_comparison_is_over_the_same_cases(row):
     near_normal(row["interval_over_goals"], differences, goals)
 
 
-def test_nothing_is_missing():
-    assert RESULTS["missing"] == [] and len(SEEDS) >= 3 and 0 not in SEEDS, "seed 0 chose the recipe"
+def test_every_seed_played_everything():
+    assert len(SEEDS) >= 3 and 0 not in SEEDS, "seed 0 chose the recipe"
+    played_by_all = {f"{model}, n = {n}" for model, n in SUMMARY}
+    assert all(set(of_seed) == played_by_all for of_seed in RESULTS["episodes"].values())
+    numbers = {"run": [1, 4, 16, 32, 128], "short": [1, 4, 16, 32]}
+    numbers |= {name: [16, 32] for name in ("run-blank", "run-other", "run-shuffled")}
+    assert set(SUMMARY) == {(model, n) for model, of_model in numbers.items() for n in of_model}
     assert all(row["episodes"] >= 400 for row in SUMMARY.values())
     assert len({frozenset(room.goals(seed)[1]) for seed in SEEDS}) == len(SEEDS)
     for stages in RESULTS["stages"].values():
@@ -131,9 +137,13 @@ def test_the_context_alone_makes_the_difference():
 
 
 def test_the_ring_trains_the_model_of_one_device():
-    """After 200 steps, in which AdamW amplifies the rounding of float32; the limit that was set before is 1e-5."""
     ring = RESULTS["ring_over_one_device"]
-    assert ring["relative_norm"] <= 1.2e-5 and ring["same_actions"] == 1 and len(set(ring["checkpoints"])) == 2
+    assert ring["same_actions"] == 1 and len(set(ring["checkpoints"])) == 2
+
+
+@pytest.mark.xfail(strict=True, reason="1.1e-5 after 200 steps of AdamW, which amplifies the rounding of float32")
+def test_the_logits_of_the_ring_are_within_the_limit_of_those_of_one_device():
+    assert RESULTS["ring_over_one_device"]["relative_norm"] <= 1e-5
 
 
 def test_the_page_has_these_numbers():

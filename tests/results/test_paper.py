@@ -89,8 +89,8 @@ def test_the_closed_form_is_as_near_as_the_page_says():
 
 
 def test_the_closed_form_of_memory_is_near_the_compilers():
-    """Of every attempt at Tables 3 and 5 that fits: within 30% (vanilla 55%), and the medians by chip and
-    attention within 15%. Of all attempts, at most one in twenty gets the wrong verdict."""
+    """Attempts that fit are counted within 30% (vanilla attention: 55%), and their medians by chip and attention within
+    15%. At most one verdict in twenty is wrong, over all attempts at Tables 3 and 5."""
     ratios, verdicts = defaultdict(list), []
     for found, wanted in ((ATTEMPTS, cells()), (TRAJECTORIES, trajectories.cells())):
         for cell in wanted:

@@ -60,7 +60,7 @@ def test_explorations_do_not_stay_and_find_one_goal_in_eleven():
 
 @pytest.mark.parametrize("episodes", [4, 16])
 def test_a_training_chain_shows_the_goal_that_its_expert_goes_to(episodes):
-    """Which is one of those to train on. In eight of seventeen chains, some steps of an exploration come first."""
+    """The goal is one of those to train on. Some steps of an exploration come first in eight of seventeen chains."""
     trained, unseen = room.goals(3)
     wandered = 0
     for i in range(200):

@@ -218,7 +218,7 @@ def test_results_pool_the_seeds_and_compare_the_same_cases(played, tmp_path):
     assert paired["difference"] == 0.5 and paired["interval"][0] > 0.3
     assert half["interval_over_goals"] != half["interval"] and paired["interval_over_goals"][0] > 0
     assert content["command"] == "c" and content["chains"]["2"]["seed"] == 2
-    assert "seed 3: run, n = 1" in content["missing"] and "training on one device" in content["missing"]
+    assert content["ring_over_one_device"] is None
     kept = content["episodes"]["seed 2"]["run, n = 16"]
     assert len(kept["shown"]) == len(kept["actions"].split()) == len(kept["goal"].split()) == 18
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
@@ -261,24 +261,25 @@ def test_results_of_other_or_changed_episodes_are_refused(change, message, playe
         (["chain", "LIST", "WHOLE"], "config.json holds a JSON list"),
         (["chain", ".", "WHOLE"], "[.] is no stage of a run: name one, e.g. runs/experience/seed-1/run/stage-3-4096"),
         (
-            ["play", "RUN", "--seed=1", "--count=9", "--out=o.json", "--episodes=16,200"],
+            ["play", "RUN", "--count=9", "--out=o.json", "--episodes=16,200"],
             "the context takes 6,.* tokens",
         ),
+        (["play", "LOST", "--count=9", "--out=o.json", "--episodes=4"], "chains of gone, which has no made.json with"),
         (
-            ["play", "RUN", "--seed=2", "--count=9", "--out=o.json", "--episodes=4"],
-            "chains of seed 1, whose goals are not",
+            ["compare", "RUN", "OTHER", "--out=o.json", "--episodes=4"],
+            "RUN was trained on chains of seed 1, OTHER on .* 2",
         ),
-        (["play", "RUN", "--seed=1", "--count=0", "--out=o.json", "--episodes=4"], "0 is no number of cases"),
-        (["play", "RUN", "--seed=1", "--count=9", "--out=LIST/config.json", "--episodes=4"], "holds a JSON list"),
-        (["compare", "RUN", "RUN", "--seed=1", "--out=o.json", "--episodes=4"], "have the same checkpoint"),
+        (["play", "RUN", "--count=0", "--out=o.json", "--episodes=4"], "0 is no number of cases"),
+        (["play", "RUN", "--count=9", "--out=LIST/config.json", "--episodes=4"], "holds a JSON list"),
+        (["compare", "RUN", "RUN", "--out=o.json", "--episodes=4"], "have the same checkpoint"),
         (["make", "new", "--seed=1", "--share=inf"], "--share=inf must lie between 0 and 1"),
         (["make", "chains", "--seed=2"], "chains has chains of other settings"),
         (
-            ["play", "RUN", "--seed=1", "--count=9", "--out=o.json", "--episodes=0"],
+            ["play", "RUN", "--count=9", "--out=o.json", "--episodes=0"],
             "0 is no list of numbers of episodes",
         ),
-        (["play", "RUN", "--seed=1", "--count=9", "--out=none/o.json", "--episodes=1"], "there is no folder"),
-        (["play", "none", "--seed=1", "--count=9", "--out=o.json", "--episodes=1"], "none"),
+        (["play", "RUN", "--count=9", "--out=none/o.json", "--episodes=1"], "there is no folder"),
+        (["play", "none", "--count=9", "--out=o.json", "--episodes=1"], "none"),
     ],
 )
 def test_mistakes_of_a_person_are_one_line(words, message, tmp_path):
@@ -289,11 +290,14 @@ def test_mistakes_of_a_person_are_one_line(words, message, tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "BINARY").write_bytes(b"\xff\xfe\x00")
     run = {"seq_len": 1024, "data": {"source": "jsonl:chains/chains.jsonl"}}
-    for name, config in (("RUN", run), ("CONVERTED", {"model": {}}), ("LIST", [])):
+    lost, other = ({**run, "data": {"source": f"jsonl:{folder}/chains.jsonl"}} for folder in ("gone", "others"))
+    configs = {"RUN": run, "LOST": lost, "OTHER": other, "CONVERTED": {"model": {}}, "LIST": []}
+    for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
-    (tmp_path / "chains").mkdir()
-    (tmp_path / "chains" / "made.json").write_text('{"seed": 1}')
+    for seed, folder in enumerate(("chains", "others"), 1):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "made.json").write_text(json.dumps({"seed": seed}))
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/experience.py", *words],
         cwd=tmp_path,
@@ -353,7 +357,6 @@ def test_the_script_ends_with_the_results_and_the_figure(tmp_path):
     )
     assert first.returncode == again.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
     content = json.loads((out / "experience.json").read_text())
-    assert all(text.startswith(("seed 2", "seed 3")) for text in content["missing"])
     assert {(row["model"], row["n"]): row["episodes"] for row in content["summary"]} == {
         (name, n): 27 if name == "run" else 9 for name, of_name in experience_results.PLAYED.items() for n in of_name
     }

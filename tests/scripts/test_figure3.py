@@ -39,7 +39,7 @@ NUMBERS = lines.Numbers(1, 99)
 def store(tmp_path_factory):
     """A store of ten records of 8K tokens, four of them (0, 3, 6 and 9) as long as their context."""
     folder = tmp_path_factory.mktemp("store")
-    retrieval.write_tokenizer(folder)
+    retrieval.write_tokenizer(folder, retrieval.pieces())
     (folder / "records.jsonl").write_text("".join(json.dumps(retrieval.record(5, i, 99)) + "\n" for i in range(10)))
     options = StoreOptions(
         source=f"jsonl:{folder}/records.jsonl", format="messages", template="tokenizer", held_out=0.0
