@@ -121,15 +121,15 @@ for ((seed = 1; seed <= seeds; seed++)); do
         play "$seed" "run-$control" 3 16,32 $((count / 3)) --control="$control"
     done
     play "$seed" short 1 1,4,16,32 $((count / 3)) --beyond
+    one_device=$out/seed-$seed/one-device
+    if [ ! -e "$one_device" ]; then # the stages without a ring are those of the run
+        rm -rf "$one_device.copying"
+        mkdir "$one_device.copying"
+        cp -r "$out/seed-$seed/run/stage-1-"* "$out/seed-$seed/run/stage-2-"* "$one_device.copying"
+        mv "$one_device.copying" "$one_device"
+    fi
+    timed "seed-$seed" train-one-device train "$seed" one-device 3 1
+    timed "seed-$seed" compare experience compare "$(stage "$seed" run 3)" "$(stage "$seed" one-device 3)" \
+        --episodes=1,4,16,32,128 --out="$one_device.json"
     collect
 done
-if [ ! -e "$out/seed-1/one-device" ]; then  # the stages without a ring are those of the run
-    rm -rf "$out/seed-1/one-device.copying"
-    mkdir "$out/seed-1/one-device.copying"
-    cp -r "$out/seed-1/run/stage-1-"* "$out/seed-1/run/stage-2-"* "$out/seed-1/one-device.copying"
-    mv "$out/seed-1/one-device.copying" "$out/seed-1/one-device"
-fi
-timed seed-1 train-one-device train 1 one-device 3 1
-timed seed-1 compare experience compare "$(stage 1 run 3)" "$(stage 1 one-device 3)" --episodes=1,4,16,32,128 \
-    --out="$out/seed-1/one-device.json"
-collect

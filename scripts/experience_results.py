@@ -154,16 +154,19 @@ def columns(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {"shown": "".join("01"[row["shown"]] for row in rows)} | texts
 
 
-def one_device(folder: Path) -> dict[str, Any] | None:
-    """Return how much training on one device differs, None if it is missing; raises ValueError if it is of other
-    checkpoints than the runs have."""
-    path = folder / "seed-1" / "one-device.json"
-    if not path.is_file():
-        return None
-    found = read_object(path.parent, path.name, "remove it")
-    if found["checkpoints"] != [identity(stage(folder, 1, run))["checkpoint"] for run in ("run", "one-device")]:
-        raise ValueError(f"{path} is of other checkpoints than the runs: remove it")
-    return found
+def one_device(folder: Path, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Return how much training on one device differs, by seed; raises ValueError if a file is of other checkpoints than
+    the runs have."""
+    differences = {}
+    for seed in seeds:
+        path = folder / f"seed-{seed}" / "one-device.json"
+        if path.is_file():
+            found = read_object(path.parent, path.name, "remove it")
+            runs = [stage(folder, seed, run) for run in ("run", "one-device")]
+            if found["checkpoints"] != [identity(run)["checkpoint"] for run in runs]:
+                raise ValueError(f"{path} is of other checkpoints than the runs: remove it")
+            differences[seed] = found
+    return differences
 
 
 def stages(folder: Path, seed: int) -> list[dict[str, Any]]:
@@ -271,7 +274,7 @@ def main() -> None:
             "stages": {seed: stages(args.folder, seed) for seed in seeds},
             "summary": table,
             "comparisons": comparisons(episodes),
-            "ring_over_one_device": one_device(args.folder),
+            "ring_over_one_device": one_device(args.folder, seeds),
             "episodes": {
                 f"seed {seed}": {
                     f"{name}, n = {n}": columns(rows) for (of, name, n), rows in episodes.items() if of == seed

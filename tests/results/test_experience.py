@@ -137,13 +137,16 @@ def test_the_context_alone_makes_the_difference():
 
 
 def test_the_ring_trains_the_model_of_one_device():
-    ring = RESULTS["ring_over_one_device"]
-    assert ring["same_actions"] == 1 and len(set(ring["checkpoints"])) == 2
+    assert sorted(RESULTS["ring_over_one_device"]) == sorted(map(str, SEEDS))
+    for ring in RESULTS["ring_over_one_device"].values():
+        assert ring["same_actions"] == 1 and len(set(ring["checkpoints"])) == 2
+        assert f"{ring['relative_norm']:.1e}" in PAGE
 
 
-@pytest.mark.xfail(strict=True, reason="1.1e-5 after 200 steps of AdamW, which amplifies the rounding of float32")
+@pytest.mark.xfail(strict=True, reason="after 200 steps of AdamW, which amplifies the rounding of float32")
 def test_the_logits_of_the_ring_are_within_the_limit_of_those_of_one_device():
-    assert RESULTS["ring_over_one_device"]["relative_norm"] <= 1e-5
+    """The toy run of the script, two steps, is within it (`tests/scripts/test_experience.py`)."""
+    assert all(ring["relative_norm"] <= 1e-5 for ring in RESULTS["ring_over_one_device"].values())
 
 
 def test_the_page_has_these_numbers():

@@ -218,7 +218,7 @@ def test_results_pool_the_seeds_and_compare_the_same_cases(played, tmp_path):
     assert paired["difference"] == 0.5 and paired["interval"][0] > 0.3
     assert half["interval_over_goals"] != half["interval"] and paired["interval_over_goals"][0] > 0
     assert content["command"] == "c" and content["chains"]["2"]["seed"] == 2
-    assert content["ring_over_one_device"] is None
+    assert content["ring_over_one_device"] == {}
     kept = content["episodes"]["seed 2"]["run, n = 16"]
     assert len(kept["shown"]) == len(kept["actions"].split()) == len(kept["goal"].split()) == 18
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
@@ -360,7 +360,7 @@ def test_the_script_ends_with_the_results_and_the_figure(tmp_path):
     assert {(row["model"], row["n"]): row["episodes"] for row in content["summary"]} == {
         (name, n): 27 if name == "run" else 9 for name, of_name in experience_results.PLAYED.items() for n in of_name
     }
-    assert content["ring_over_one_device"]["relative_norm"] < 1e-5
+    assert content["ring_over_one_device"]["1"]["relative_norm"] < 1e-5
     assert [stage["state"] for stage in content["stages"]["1"]] == ["finished"] * 3
     chain = tmp_path / "chain.txt"
     chain.write_text(case(1, 4, 0).text)
