@@ -89,7 +89,16 @@ def test_every_block_has_a_rule():
     assert not hidden, "these look like commands, and text is not checked"
 
 
-@pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.where)
+USUAL_PAGES = ("README.md", "docs/tutorial.md")
+
+
+def program(block):
+    """A parameter: the programs of other pages are slow tests."""
+    usual = block.where.startswith(USUAL_PAGES)
+    return pytest.param(block, id=block.where, marks=[] if usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("block", [program(block) for block in PROGRAMS])
 def test_a_program_runs_and_is_exact(block, tmp_path):
     """In a fresh interpreter on a machine with one CPU device; what it computes is dense attention, by its own word (a
     line "relative error ...: X") or, if it prints nothing, by its o to its q, k and v."""
@@ -109,6 +118,7 @@ def test_a_program_runs_and_is_exact(block, tmp_path):
     assert len(errors) == 1 and max(errors) < 1e-5, done.stdout
 
 
+@pytest.mark.slow
 def test_programs_pass_a_type_checker(tmp_path):
     """All of the pages, as mypy sees them where it finds the package."""
     paths = [tmp_path / f"program_{number}.py" for number in range(len(WITH_IMPORTS))]

@@ -92,6 +92,7 @@ def shorter(text: str) -> str:
     return re.sub(r"\b(131072|262144|524288)\b", lambda match: str(int(match[0]) // SHORTER), text)
 
 
+@pytest.mark.slow
 def test_every_command_after_the_installation_runs(node):
     folder, environment = node
     blocks = [block for block in blocks_of(PAGE) if block.language in ("bash", "python")]

@@ -51,6 +51,7 @@ def code(path: Path) -> list[dict]:
     return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.usual("long_context_retrieval")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs(path):
     """From its own folder, as a Jupyter would."""

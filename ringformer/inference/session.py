@@ -34,6 +34,8 @@ class Session(CachedRows):
         """Lengths that rows were truncated to."""
         self._followed = np.array(self.lengths) > 0
         """Rows whose logits follow their last token."""
+        self._changes = 0
+        """Number of appends, truncations, forks and decodes so far. A decode ends with an error after another one."""
 
     @property
     def logits(self) -> jax.Array:
@@ -66,6 +68,7 @@ class Session(CachedRows):
         """Append tokens; with `scored`, return the scores of the tokens after each, in order, arrays [rows, tokens]."""
         self._check_unused()
         self._check_rows(rows)
+        self._changes += 1
         longest, most = max(map(len, rows)), self._sizes.most
         check_added(rows, self.lengths, self._begin_tokens + self._sizes.max_length)
         starts = range(0, longest, most)
@@ -116,6 +119,7 @@ class Session(CachedRows):
         """
         self._check_unused()
         check_kept(lengths, self.lengths, self._begin_tokens)
+        self._changes += 1
         truncate = self._programs.truncate(len(lengths), self._sizes.capacity)
         wanted = as_global(np.array(lengths, np.int32), self._programs.mesh, CHUNK.last)
         self._state = truncate(self._state, wanted)
@@ -150,6 +154,7 @@ class Session(CachedRows):
         logits = jax.device_put(jnp.repeat(self._state.logits, rows, axis=0), state.logits.sharding)
         fork._state = state._replace(logits=logits, lengths=jax.device_put(lengths, state.lengths.sharding))
         self._forks.add(fork)
+        self._changes += 1
         return fork
 
     def save(self, folder: str | Path, about: Mapping[str, Any] | None = None) -> None:
@@ -198,7 +203,8 @@ class Session(CachedRows):
 
         Raises:
           ValueError: if there is nothing to continue, or no room for max_new_tokens; raised before anything is
-            computed.
+            computed. Also at the next step after the session was appended to, truncated, rewound, forked, or decoded
+            anew: what this iterator would go on from is gone.
           FloatingPointError: at a step whose logits are not finite.
         """
         self._check_unused()
@@ -210,14 +216,20 @@ class Session(CachedRows):
                 "each conversation a session of its own"
             )
         self._alive[:] = True
-        return self._steps(max_new_tokens, sampling, list(end_tokens))
+        self._changes += 1
+        return self._steps(self._changes, max_new_tokens, sampling, list(end_tokens))
 
     def end(self, row: int) -> None:
         """End this row in the running decode."""
         self._alive[row] = False
 
-    def _steps(self, max_new_tokens: int, sampling: Sampling, end_tokens: list[int]) -> Iterator[list[int | None]]:
+    def _steps(
+        self, changes: int, max_new_tokens: int, sampling: Sampling, end_tokens: list[int]
+    ) -> Iterator[list[int | None]]:
+        """Decode step by step; `changes` is the number of the session's changes when the decode was called."""
         for _ in range(max_new_tokens):
+            if self._changes != changes:
+                raise ValueError("the session has changed since this decode began: call decode again")
             alive = self._alive.copy()
             if not alive.any():
                 return

@@ -5,6 +5,7 @@ Qwen 2, 32 layers    F x 28, W x 4                     a run of 28; a run of 4
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -56,7 +57,8 @@ class Period(NamedTuple):
         return sum(n for _, n in self.runs)
 
 
-def periods_of(kinds: Sequence[LayerKind]) -> tuple[Period, ...]:
+@lru_cache(maxsize=256)
+def periods_of(kinds: tuple[LayerKind, ...]) -> tuple[Period, ...]:
     """Return the periods of a model's layers with the fewest runs to compile: repeated ones, then what remains."""
     best: tuple[Period, ...] = (Period(1, _runs(kinds)),)
     for size in range(1, len(kinds) // 2 + 1):

@@ -21,8 +21,8 @@ Segments = Literal["any", "ascending"]
 along the sequence (in natural order), so that each segment is one interval of the sequence."""
 
 
-def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk) -> None:
-    """Raise ValueError if shapes, dtypes or chunks do not fit together, naming both sides, or the layout is unknown."""
+def check(q, k, v, layout, causal, segment_ids, segments, bias) -> None:
+    """Raise ValueError if shapes or dtypes do not fit together, naming both sides, or the layout is unknown."""
     check_dimensions(q, k)
     (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
     if 0 in q.shape + k.shape:
@@ -42,9 +42,6 @@ def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk
     check_promise(segments, segment_ids)
     if bias is not None and bias.shape != (B, S):
         raise ValueError(f"bias must be [B, S] = [{B}, {S}]; got {bias.shape}")
-    for name, chunk in (("q_chunk", q_chunk), ("k_chunk", k_chunk)):
-        if chunk is not None and chunk < 1:
-            raise ValueError(f"{name} must be positive; got {chunk}")
 
 
 def check_dimensions(q, k) -> None:
@@ -61,6 +58,23 @@ def as_whole_number(name: str, value) -> int:
     except TypeError:
         pass
     raise ValueError(f"{name}={value!r} must be a whole number")
+
+
+def as_flag(name: str, value) -> bool:
+    """Return True or False as bool. Raises ValueError for other values."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be True or False")
+    return bool(value)
+
+
+def as_chunk(name: str, value) -> int | None:
+    """Return a number of tokens as int, or None. Raises ValueError unless it is a positive whole number."""
+    if value is None:
+        return None
+    chunk = as_whole_number(name, value)
+    if chunk < 1:
+        raise ValueError(f"{name} must be positive; got {chunk}")
+    return chunk
 
 
 def as_softcap(logit_softcap) -> float | None:

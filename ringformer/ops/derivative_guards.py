@@ -1,4 +1,4 @@
-"""Guards that raise a clear error if an op with a custom backward does not support a derivative.
+"""Guards that raise a clear error if an op does not support a derivative, or `jax.vmap`.
 
 A `custom_vjp` supports reverse mode, and forward mode over reverse mode (its backward is differentiated like any
 program). That covers `jax.grad`, `jax.hessian`, and Hessian-vector products whose gradient is taken with respect to
@@ -32,6 +32,11 @@ def without_derivatives(tree: PyTree, name: str, instead: str) -> PyTree:
         raise NotImplementedError(f"{name} has no second derivative: {instead} has")
 
     return _identity(tree, refuse)
+
+
+def unbatched(tree: PyTree, reason: str) -> PyTree:
+    """Return `tree`; `jax.vmap` over it, its tangents or cotangents raises a NotImplementedError with the reason."""
+    return jax.tree.map(lambda x: _no_batching.bind(x, name=reason), tree)
 
 
 def _guard(primitive, tree, name):
@@ -71,9 +76,13 @@ def _refuse_forward_mode(*_, name):
 def _refuse_second_reverse(*_, name):
     raise NotImplementedError(
         f"{name} cannot take reverse mode over reverse mode (jax.grad of jax.grad) where a loop's trip count is data, "
-        "with segment_ids or in the contiguous layout on a ring: take forward mode over reverse mode, "
+        "with segment_ids, with a window, or in the contiguous layout on a ring: take forward mode over reverse mode, "
         "jax.jvp(jax.grad(f), ...) or jax.hessian(f)"
     )
+
+
+def _refuse_batching(*_, name):
+    raise NotImplementedError(name)
 
 
 _no_evaluation = _identity_primitive("reverse_mode_only")
@@ -81,3 +90,6 @@ _no_evaluation.def_impl(_refuse_forward_mode)
 mlir.register_lowering(_no_evaluation, _refuse_forward_mode)
 _no_transpose = _identity_primitive("once_reversible")
 ad.deflinear2(_no_transpose, _refuse_second_reverse)
+_no_batching = _identity_primitive("unbatched")
+ad.deflinear2(_no_batching, lambda cotangent, x, name: [_no_batching.bind(cotangent, name=name)])
+batching.primitive_batchers[_no_batching] = _refuse_batching

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32, Shaped
+from jaxtyping import Array, Float, Float32, PyTree, Shaped
 
+from ringformer.ops.derivative_guards import unbatched
 from ringformer.ops.layouts import ring_size_of
 
 
@@ -45,6 +46,16 @@ class HeadExchange(NamedTuple):
         if H % ulysses:
             raise ValueError(f"ulysses={ulysses} does not divide the {H} query heads of a device")
         return cls(axis_name, ulysses, key_copies(ulysses, K))
+
+    def unbatched(self, tree: PyTree) -> PyTree:
+        """Return `tree`; where groups of devices exchange heads, `jax.vmap` over it raises a NotImplementedError."""
+        if self.ulysses == 1 or self._groups is None:
+            return tree
+        reason = (
+            f"ulysses={self.ulysses} under jax.vmap (or jax.hessian, jax.jacrev): JAX batches no collectives of groups "
+            "of devices. Pass ulysses=1, or as many as the axis has devices; or loop over the batch with jax.lax.map"
+        )
+        return unbatched(tree, reason)
 
     def to_heads(self, x: Shaped[Array, "B T H *d"], tokens: int = 1, heads: int = 2) -> Shaped[Array, "B uT h *d"]:
         """Trade all heads of this device's tokens for all tokens of its heads; u divides H. `tokens` and `heads` are

@@ -28,7 +28,8 @@ def init(rows: tuple[int, ...], d: int, sinks: Float32[Array, "K G"] | None = No
     if sinks is None:
         return Softmax(o, m=jnp.full(rows, -jnp.inf, jnp.float32), l=jnp.zeros(rows, jnp.float32))
     m = jnp.broadcast_to(sinks[None, :, :, None], rows)
-    return Softmax(o, m, l=jnp.where(jnp.isneginf(m), 0.0, 1.0))
+    weighs = ~jnp.isneginf(m)
+    return Softmax(o, m, l=weighs.astype(jnp.float32))
 
 
 def capped(s: Float32[Array, "*logits"], cap: float) -> tuple[Float32[Array, "*logits"], Float32[Array, "*logits"]]:

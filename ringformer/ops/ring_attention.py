@@ -159,8 +159,14 @@ def ring_attention(
 
     Raises:
       ValueError: shapes, dtypes, layout or chunks are inconsistent; the message names both sides.
+      NotImplementedError: a derivative that is not supported, or `jax.vmap` where groups of devices exchange heads.
     """
-    argument_checks.check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk)
+    causal = argument_checks.as_flag("causal", causal)
+    return_lse = argument_checks.as_flag("return_lse", return_lse)
+    ulysses = argument_checks.as_whole_number("ulysses", ulysses)
+    q_chunk = argument_checks.as_chunk("q_chunk", q_chunk)
+    k_chunk = argument_checks.as_chunk("k_chunk", k_chunk)
+    argument_checks.check(q, k, v, layout, causal, segment_ids, segments, bias)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
     check_kernel(kernel, q.dtype)
     check_head_size(kernel, q.shape[-1])
@@ -183,6 +189,8 @@ def ring_attention(
     # A custom_vjp must return cotangents that vary as its inputs do. So the cast to a common type stays outside of it:
     # the cast's transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
+    arrays = exchange.unbatched(arrays)
     *arrays, of_heads = reverse_mode_only(arrays, "ring_attention")
     o, lse = attention_on_ring(options, *arrays, exchange.own_heads(of_heads))
+    o, lse = exchange.unbatched((o, lse))
     return (o, lse) if return_lse else o

@@ -1,5 +1,6 @@
 """Ring attention on global arrays in natural order."""
 
+import math
 from functools import partial
 from typing import Any, Literal, Unpack, overload
 
@@ -92,7 +93,13 @@ def sharded_ring_attention(
     """
     if axis_name not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
-    argument_checks.check_dimensions(q, k)
+    causal = argument_checks.as_flag("causal", causal)
+    return_lse = argument_checks.as_flag("return_lse", return_lse)
+    ulysses = argument_checks.as_whole_number("ulysses", ulysses)
+    q_chunk = argument_checks.as_chunk("q_chunk", q_chunk)
+    k_chunk = argument_checks.as_chunk("k_chunk", k_chunk)
+    argument_checks.check(q, k, v, layout, causal, segment_ids, segments, bias)
+    _check_rows(mesh, batch_axes, axis_name, q.shape[0])
     window, attend_first, logit_softcap = argument_checks.as_numbers(window, attend_first, logit_softcap)
     if head_axis is not None:
         if head_axis not in mesh.shape:
@@ -102,12 +109,14 @@ def sharded_ring_attention(
                 f"the {mesh.shape[head_axis]} devices of {head_axis!r} do not divide {k.shape[2]} key heads"
             )
     n = mesh.shape[axis_name]
-    layouts.check_name(layout)
-    argument_checks.check_promise(segments, segment_ids)
     if not causal:
         layout = "contiguous"
-    if not isinstance(ulysses, int) or ulysses < 1 or n % ulysses:
-        raise ValueError(f"ulysses={ulysses!r} does not divide the {n} devices of the mesh axis {axis_name!r}")
+    if ulysses < 1 or n % ulysses:
+        raise ValueError(f"ulysses={ulysses} does not divide the {n} devices of the mesh axis {axis_name!r}")
+    shares = 1 if head_axis is None else mesh.shape[head_axis]
+    if q.shape[2] % (shares * ulysses):
+        of_axis = "" if head_axis is None else f" on each of the {shares} devices of {head_axis!r}"
+        raise ValueError(f"ulysses={ulysses} does not divide the {q.shape[2]} query heads{of_axis}")
     for x in (q, k):
         layouts.check_layout(layout, x.shape[1], n // ulysses, ulysses)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
@@ -131,6 +140,19 @@ def sharded_ring_attention(
         "attend_first": attend_first,
     }
     return _on_mesh(mesh, specs, tuple(options.items()), return_lse, *arrays)
+
+
+def _check_rows(mesh: Mesh, batch_axes: str | tuple[str, ...] | None, axis_name: str, B: int) -> None:
+    """Raise ValueError unless `batch_axes` are axes of the mesh that divide B rows."""
+    named = (batch_axes,) if isinstance(batch_axes, str) else batch_axes or ()
+    for name in named:
+        if name not in mesh.shape:
+            raise ValueError(f"the mesh has no axis {name!r} of batch_axes; its axes: {', '.join(mesh.axis_names)}")
+        if name == axis_name:
+            raise ValueError(f"batch_axes={batch_axes!r} has the axis of the ring, axis_name={axis_name!r}")
+    shares = math.prod(mesh.shape[name] for name in named)
+    if B % shares:
+        raise ValueError(f"the {shares} devices of batch_axes={batch_axes!r} do not divide {B} rows")
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))

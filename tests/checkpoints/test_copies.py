@@ -230,6 +230,7 @@ def test_what_takes_the_place_of_a_copy_is_written_beside_it(bucket, tmp_path):
     assert_same_bits(opened(tmp_path / "back").restore(20), again)
 
 
+@pytest.mark.usual("10000")
 @pytest.mark.parametrize("sent", [1, 30, 10_000])
 def test_a_copy_that_is_not_yet_replaced_is_sent_again(sent, bucket, tmp_path):
     """The process is killed after so many files; the run is no other one for it, and comes back either way."""
@@ -320,6 +321,10 @@ def test_copies_that_may_not_be_listed_are_not_none(bucket, tmp_path):
         Copies(tmp_path / "empty", URL).refusal()
 
 
+@pytest.mark.usual(
+    "here3-there3-",
+    "here0-there0-has checkpoints up to step 10, .* has none: bring them back by `ringformer checkpoint copy",
+)
 @pytest.mark.parametrize(
     ("here", "there", "refused"),
     [
@@ -436,6 +441,7 @@ def config(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_run_whose_machine_is_gone_goes_on_elsewhere_to_the_same_bits(bucket, config, tmp_path, capsys):
     train(prepare(dataclasses.replace(config, run_dir=str(tmp_path / "whole"), copy_to="")))
     with pytest.MonkeyPatch.context() as patch:

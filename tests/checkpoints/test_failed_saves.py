@@ -77,6 +77,7 @@ def test_a_disk_that_becomes_read_only(mounted, capfd):
     assert saved_steps(run) == [1] and checkpoint_faults(run, 1) == []
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_ends_in_one_line_and_goes_on_to_the_same_state(config, steps, mounted, tmp_path, capfd):
     """Ended by the disk in its third save; moved to a larger one it ends as a run that was not."""
     config = dataclasses.replace(config, steps=4, checkpoint_every=1, keep_checkpoints=9)

@@ -42,6 +42,7 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usual("1,2,1,4", "1,5,1,1")
 @pytest.mark.parametrize("mesh_dim", MESHES)
 def test_a_state_goes_from_any_mesh_to_any_other(saved, tmp_path, mesh_dim):
     assert_same_bits(opened(saved, mesh_dim).restore(7), STATE)

@@ -65,6 +65,7 @@ def move_away(run_dir, said):
 LOWER = {"optimizer": OptimizerConfig(learning_rate=1e-5)}
 
 
+@pytest.mark.slow
 def test_good_checkpoints_survive_gradients_that_are_nan_for_good(long, steps, tmp_path):
     steps.at = dict.fromkeys(range(22, 34), bad_gradient)
     with pytest.raises(FloatingPointError, match="11 steps in a row are skipped, 22 to 32") as caught:
@@ -84,6 +85,7 @@ def test_good_checkpoints_survive_gradients_that_are_nan_for_good(long, steps, t
     assert saved_steps(long.run_dir) == [30, 33] and '"step": 18,' in Path(long.run_dir, "changes.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_stop_in_a_streak_saves_and_removes_nothing(long, steps, capfd):
     steps.at = dict.fromkeys(range(22, 28), bad_gradient) | {25: stopped(bad_gradient)}
     said = r"at step 25 of 33, .* resumes the run. But the last step was skipped. .* step 18: .* move 21, 25 out of"
@@ -101,6 +103,7 @@ def test_a_stop_in_a_streak_saves_and_removes_nothing(long, steps, capfd):
     assert "sound" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_save_that_is_due_in_a_streak_comes_after_it(long, steps):
     steps.at = dict.fromkeys(range(20, 26), bad_gradient)
     train(prepare(dataclasses.replace(long, steps=27, keep_checkpoints=9)))
@@ -125,6 +128,7 @@ def test_a_run_that_ends_in_a_streak_has_its_last_step_and_says_so(long, steps, 
     assert last.startswith("the last step was skipped. The newest checkpoint") and "move 21, 24 out of" in last
 
 
+@pytest.mark.usual("None")
 @pytest.mark.parametrize("stop", [None, 24])
 def test_a_finite_explosion_leaves_what_was_proven_before(stop, long, steps, tmp_path, capfd):
     """However long it goes on; stopped in between, without the rows of metrics.jsonl; in the copies, too."""
@@ -168,6 +172,7 @@ def test_who_comes_back_keeps_no_more_than_others():
     assert kept[45] == [21, 42, 45] and kept[48] == [45, 48] and kept[60] == [57, 60]
 
 
+@pytest.mark.slow
 def test_a_real_explosion(config):
     """Of a model that learned for 21 steps, and goes on at a learning rate of 3000: finite losses, then NaN."""
     config = dataclasses.replace(

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cpu_flags import cpu_environment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,6 +82,7 @@ print("said", lines[0])
 """
 
 
+@pytest.mark.slow
 def test_two_processes_agree_on_what_is_damaged(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -52,6 +52,7 @@ def with_peft(folder):
     return PeftModel.from_pretrained(base, folder / "peft").eval()
 
 
+@pytest.mark.slow
 def test_peft_has_the_same_logits_and_tokens(folder):
     theirs, ours = with_peft(folder), load_model(folder / "run", attention="blockwise")
     with torch.no_grad():

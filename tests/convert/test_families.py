@@ -42,6 +42,7 @@ def test_every_family_has_a_checkpoint():
     assert TINY.keys() == {name for name, family in FAMILIES.items() if family.hugging_face}
 
 
+@pytest.mark.usual("gemma3", "smollm3", "qwen3", "olmo3", "qwen2", "ministral3")
 @pytest.mark.parametrize("family", TINY)
 def test_logits_and_tensors(converted, tmp_path, family):
     """Over 96 tokens: five windows, six original contexts. Back, every tensor has the same bits."""
@@ -69,6 +70,7 @@ QUICK = "qwen2", "ministral3", "olmo3", "gemma3"
 """Families whose layers have all parts between them; the others are slow tests."""
 
 
+@pytest.mark.usual("1,1,2,4-None-gemma3", "1,1,2,4-None-olmo3")
 @pytest.mark.parametrize("family", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in TINY])
 @pytest.mark.parametrize(
     ("mesh_dim", "chunk"),
@@ -170,6 +172,7 @@ def test_missing_and_extra_tensors(converted, tmp_path, family):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usual("gemma3-Gemma3")
 @pytest.mark.parametrize(("family", "wrapper"), [("gemma3", "Gemma3"), ("ministral3", "Mistral3")])
 def test_the_text_model_of_a_vision_model(converted, tmp_path, family, wrapper):
     """Under the names that checkpoints on the hub have; what belongs to images is left out."""
@@ -228,6 +231,7 @@ def test_the_vision_model_decides_ids_ties_and_quantization():
         from_hf_config(outer | {"quantization_config": {"quant_method": "fp8"}})
 
 
+@pytest.mark.usual("gemma3")
 @pytest.mark.parametrize("family", ["gemma3", "olmo3"])
 def test_full_layers_alone_go_back(tmp_path, family):
     """transformers wants a window of these families even if no layer has one."""

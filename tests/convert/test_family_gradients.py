@@ -56,6 +56,7 @@ def expected_gradient(model, folder, tokens, targets):
     return float(loss.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [x if x == "qwen3" else pytest.param(x, marks=pytest.mark.slow) for x in TINY])
 def test_the_gradient_is_that_of_transformers(family, tmp_path, monkeypatch):
     model = save_tiny(family, tmp_path / "theirs", initializer_range=0.1)

@@ -127,6 +127,7 @@ def number(text):
     return float(text.replace(",", ""))
 
 
+@pytest.mark.slow
 def test_every_number_is_one_that_the_run_recorded(folder):
     card, run = Parsed(folder / "export"), folder / "run"
     hf, store = read(folder / "export" / "config.json"), read(folder / "store" / "train" / "store.json")

@@ -343,6 +343,7 @@ def test_a_plan_is_a_config_to_use(no_compiler, capsys):
         run_verb(add_plan, "--model=llama_7b", "--target=8xH900")
 
 
+@pytest.mark.slow
 def test_the_longest_context_has_two_ends(no_compiler, capsys):
     assert run_verb(add_plan, "--model=llama_7b", "--target=8xH100") == 0
     fits, within = re.findall(r"^the longest .*?llama_7b on 8xH100, ([\d,]+) tokens", capsys.readouterr().out, re.M)
@@ -377,6 +378,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 @on_tpu
 def test_a_model_that_is_no_llama_is_compiled_all_the_same(tmp_path, capsys):
     """Through the protocol alone, in the compiler's process: what closed forms would say is left out."""

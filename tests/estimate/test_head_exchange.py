@@ -37,6 +37,7 @@ def transfers(target: str, ulysses: int, key_heads: int, program: str = TRAIN_ST
     return [t for t in schedule.transfers if len(t.shape) > 2 and (t.kind == "all-to-all" or "ring" in purpose(t))]
 
 
+@pytest.mark.usual("v5e:4x2-4-4")
 @on_tpu
 @pytest.mark.parametrize(
     ("target", "ulysses", "key_heads"),

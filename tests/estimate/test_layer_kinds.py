@@ -43,6 +43,7 @@ def test_seconds_and_waits_are_sums_over_the_kinds():
     assert waits[0] == pytest.approx(waits[1] + waits[2])
 
 
+@pytest.mark.slow
 @on_tpu
 def test_a_compiled_step_has_the_flops_and_bytes_of_its_kinds():
     """FLOPs within the chunks that cover the masks; permuted bytes of the full layers' hops and the windows' keys."""

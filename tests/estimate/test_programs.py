@@ -101,6 +101,7 @@ def test_what_is_alive_beside_a_program_counts():
     assert beside[EVALUATION].schedule.flops < estimate(SHORT).schedule.flops
 
 
+@pytest.mark.slow
 @on_tpu
 def test_the_schedule_has_the_host_memory(monkeypatch):
     """Offloaded inputs of the layers, in bf16; the embedding's output is one of them. In any environment."""
@@ -114,6 +115,7 @@ WIDE = replace(MHA, hidden_size=4096, intermediate_size=8192, num_heads=8, num_k
 """The transfers of layers as wide as 7B's: of a narrow one libtpu starts them too late, whatever waits."""
 
 
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize(
     ("ahead", "exposed"), [(True, (0, 0.4)), pytest.param(False, (0.5, 1.1), marks=pytest.mark.slow)]
@@ -128,6 +130,7 @@ def test_inputs_fetched_a_layer_ahead_are_hidden(ahead, exposed):
     assert least * alone <= schedule.exposed_host_seconds < most * alone
 
 
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize("kernel", [pytest.param("xla", marks=pytest.mark.slow), "pallas"])
 def test_attention_kept_in_host_memory(kernel):
@@ -158,6 +161,7 @@ def test_the_cores_of_a_chip_share_its_links(name, links):
     assert gather_rate(rates.network, ()) == links * target.chip.link_bandwidth
 
 
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize("local", [pytest.param(SHORT, marks=pytest.mark.slow), LONG])
 def test_hops(local):
@@ -169,12 +173,14 @@ def test_hops(local):
     assert hops(e.schedule, "f32", local) == 2 * (N - 1)
 
 
+@pytest.mark.slow
 @on_tpu
 def test_memory_is_linear():
     short, long = estimate(SHORT), estimate(LONG)
     assert short.peak_bytes < long.peak_bytes <= 2.15 * short.peak_bytes
 
 
+@pytest.mark.slow
 @on_tpu
 def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
     """The closed form is of the units' full rate: LONG is more than it wants. An eighth of it is too short at the rate
@@ -380,6 +386,7 @@ def test_a_report_says_where_the_time_goes():
     assert found["seconds_source"] in text and f"{next(iter(spent))}" in text.partition("seconds by purpose:")[2]
 
 
+@pytest.mark.slow
 @on_tpu
 def test_a_step_that_may_be_skipped_has_one_state():
     """What a skipped step keeps is chosen in the loops that write the new state: beside it there is a gradient, of most

@@ -85,6 +85,7 @@ def evaluated(folder, model, model_args=None, tasks=tuple(TASKS), **options):
 OTHER_MESHES = [pytest.param(mesh_dim, marks=pytest.mark.slow) for mesh_dim in ("1,1,1,1", "2,1,1,2")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_dim", ["1,1,1,4", *OTHER_MESHES])
 def test_every_response_is_that_of_the_hf_model(folder, of_hf, mesh_dim):
     text = TextGenerator.load(folder / "ours", mesh_dim=mesh_dim, max_length=CONTEXT + 1, compute_dtype="float32")
@@ -116,6 +117,7 @@ def test_a_continuation_is_greedy_if_every_token_of_it_is():
     assert _sums([4, 5, 6], scores) == {4: (-3.0, True), 5: (-3.0, False), 6: (-3.0, False)}
 
 
+@pytest.mark.slow
 def test_chats_are_those_of_the_hf_model(folder):
     args = {"pretrained": str(folder / "hf"), "dtype": "float32", "device": "cpu"}
     theirs = evaluated(folder, "hf", args, ["until", "choices"], apply_chat_template=True)
@@ -127,6 +129,7 @@ def test_chats_are_those_of_the_hf_model(folder):
             compare(mine["filtered_resps"], other["filtered_resps"])
 
 
+@pytest.mark.slow
 def test_the_command(folder, capsys, of_hf):
     words = [
         "--tasks=choices,until",
@@ -145,6 +148,7 @@ def test_the_command(folder, capsys, of_hf):
     assert results["model"]["step"] == 0 and results["length"] == CONTEXT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -33,6 +33,7 @@ def tokenizer(every_task, tmp_path, monkeypatch):
     return load_tokenizer(str(llama3(tmp_path / "tokenizer")))
 
 
+@pytest.mark.slow
 def test_the_harness_has_these_tasks_of_ruler(every_task):
     assert set(harness_tasks._leaves(every_task, "ruler")) == set(RULER)
     assert set(harness_tasks._leaves(every_task, "longcxt")) == set(RULER)

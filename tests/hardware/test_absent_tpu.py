@@ -31,6 +31,7 @@ def fresh(program: str, tmp_path: Path, **more: str) -> subprocess.CompletedProc
     return subprocess.run(command, env={**kept, "PYTHONPATH": path, **more}, capture_output=True, text=True)
 
 
+@pytest.mark.usual("ringformer first")
 @pytest.mark.parametrize("program", USES.values(), ids=USES)
 def test_nothing_is_printed_where_libtpu_is_only_a_compiler(program, tmp_path):
     assert find_spec("libtpu"), "the test extra has it"

@@ -49,6 +49,7 @@ def key_bytes(mesh_dim):
     return B * K * CONTEXT * d * 2 // (tp * sp)
 
 
+@pytest.mark.usual("1,2,2,2")
 @on_tpu
 @pytest.mark.parametrize("mesh_dim", MESHES)
 def test_nothing_as_large_as_a_layer_of_the_cache_is_made(mesh_dim):

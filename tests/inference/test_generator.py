@@ -18,6 +18,7 @@ from tests.inference.models import CONFIG, generator, greedy, log_probabilities
 PROMPT = [5, 9, 20, 3, 1]
 
 
+@pytest.mark.usual("yarn-1,1,1,2")
 @pytest.mark.parametrize(
     ("family", "mesh_dim"), [("llama_3.1", "1,1,1,1"), ("llama_3", "1,2,2,2"), ("yarn", "1,1,1,2")]
 )
@@ -81,6 +82,7 @@ def test_an_end_token_is_the_last_of_its_row():
     assert model.generate(prompts, max_new_tokens=12, end_tokens=ends) == expected
 
 
+@pytest.mark.usual("1,1,1,4-2")
 @pytest.mark.parametrize(("mesh_dim", "ulysses"), [("1,1,1,1", 1), ("2,1,2,2", 1), ("1,1,1,4", 2)])
 def test_losses_of_tokens(mesh_dim, ulysses):
     """Of three ragged rows on a mesh with dp=2, too."""

@@ -47,6 +47,7 @@ SLOW = (
 )
 
 
+@pytest.mark.usual("windows", "one device")
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES])
 def test_every_logit_is_that_of_a_whole_forward(case, monkeypatch):
     """Two turns of ragged prompts (one of a token alone, so that ranks have no keys for a row), each decoded."""
@@ -98,6 +99,7 @@ def test_a_long_cache_is_read_in_part(monkeypatch):
     assert read == [0, 256] + [256] * 5 + [512] * 3 + [512] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_dim", ["1,1,1,1", "1,2,2,2"])
 def test_an_int8_cache_changes_little(mesh_dim):
     """Chunks, two turns and decoded tokens: no log-probability is further from float64 than 0.13 (it was 0.111; heads

@@ -46,6 +46,7 @@ def assert_same(restored, session):
     assert restored.lengths == session.lengths
 
 
+@pytest.mark.usual("ring and heads")
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES])
 def test_a_restored_session_goes_on_as_the_saved_one(case, tmp_path):
     """Logit for logit: decoded and drawn, with turns, scores, forgotten tokens and marks. In float32, its logits are
@@ -84,6 +85,7 @@ def test_a_restored_session_goes_on_as_the_saved_one(case, tmp_path):
         check(again, texts, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_dtype", ["compute", "int8"])
 def test_a_restored_text_is_forked(cache_dtype, tmp_path):
     """As the one that was saved, which may have forks meanwhile; and by another generator of the same weights."""
@@ -161,6 +163,11 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usual(
+    "architecture=-changes8-options8",
+    "max_length=64 (here 32), prefill_chunk=None (here 8)-changes10-options10",
+    "mesh_dim=1,1,1,2 (here 1,1,1,4)-changes1-options1",
+)
 @pytest.mark.parametrize(("named", "changes", "options"), OTHERS)
 def test_another_model_mesh_or_size_is_refused_by_name(saved, named, changes, options):
     with pytest.raises(ValueError, match="load the model as it was then, or read the text again") as refused:

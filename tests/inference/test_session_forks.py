@@ -39,6 +39,7 @@ def check(session: Session, texts: list[list[int]], config, new: int = 3) -> lis
     return texts
 
 
+@pytest.mark.usual("fsdp x tp x sp", "one device")
 @pytest.mark.parametrize("case", CASES)
 def test_rows_share_the_text_of_one(case):
     mesh_dim, changes, chunk = MESHES[case]
@@ -66,6 +67,7 @@ def test_the_shared_text_is_once_on_the_devices():
     assert fork._state.cache.k.values.nbytes < whole / 4, "fifty rows of the whole text would take fifty times"
 
 
+@pytest.mark.usual("one device")
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_forgotten_leaves_no_trace(case):
     """Logits after a truncation and another text are those of a whole forward pass over that text."""
@@ -88,6 +90,7 @@ def test_what_is_forgotten_leaves_no_trace(case):
     check(session, [[*DOCUMENT[:10], 7, 7], [*DOCUMENT[:2], 8]], config)
 
 
+@pytest.mark.usual("one device")
 @pytest.mark.parametrize("case", CASES)
 def test_scores(case):
     """Score every token appended to a session and to its fork; compare losses and likeliest tokens with the oracle."""

@@ -21,6 +21,7 @@ CASES = {
 SLOW = "shared cache, ring of 4", "windows"
 
 
+@pytest.mark.usual("dp")
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
 )

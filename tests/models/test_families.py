@@ -124,7 +124,7 @@ W, F = LayerKind(8), LayerKind()
 )
 def test_layers_are_compiled_once_a_run(letters, expected):
     kinds = [{"W": W, "F": F}[x] for x in letters]
-    found = periods_of(kinds)
+    found = periods_of(tuple(kinds))
     name = {W: "W", F: "F"}
     assert [(p.repeats, " ".join(f"{name[kind]}{n}" for kind, n in p.runs)) for p in found] == expected
     assert [kind for p in found for _ in range(p.repeats) for kind, n in p.runs for _ in range(n)] == kinds

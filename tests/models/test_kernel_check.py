@@ -27,6 +27,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(cudnn_documents, "SHORTEST", 8)
 
 
+@pytest.mark.usual("False-contiguous")
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_right_kernel_passes(layout, packed, emulated):
@@ -34,6 +35,7 @@ def test_a_right_kernel_passes(layout, packed, emulated):
     assert find_fault(replace(CUDNN, layout="striped", packed=False, backward=False), jax.devices()[0]) is None
 
 
+@pytest.mark.slow
 def test_the_tpu_kernels_pass():
     trial = Trial("pallas", 2, 1, 128, "bfloat16", "zigzag", 512, 128, 128, packed=True, backward=True, window=200)
     with pltpu.force_tpu_interpret_mode():
@@ -69,6 +71,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.usual("dk and dv exchanged")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_kernel_is_named(name, emulated, monkeypatch):
     kind, wrong, message = FAULTS[name]
@@ -117,6 +120,7 @@ def test_the_blocks_of_a_run():
     assert make_trial(model, 1024, 1, False, True).tokens == 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zigzag", pytest.param("contiguous", marks=pytest.mark.slow)])
 def test_lengths_that_are_not_whole_chunks(layout):
     """The TPU kernels get padded arrays, part by part; the results are compared without the padding."""

@@ -65,6 +65,12 @@ def oracle():
     return {L: loss_and_gradients(dataclasses.replace(CONFIG, remat="none", num_layers=L)) for L in (2, 4)}
 
 
+@pytest.mark.usual(
+    "{'attention': 'memory_efficient'}",
+    "{'attention': 'ring', 'head_groups': 2}",
+    "{'attention': 'ring'}",
+    "{'attention': 'ring', 'remat': 'attention', 'offload': True}",
+)
 @pytest.mark.parametrize(
     "change",
     [
@@ -88,6 +94,7 @@ def test_kinds_and_remat_policies_agree(oracle, change):
     assert max(jax.tree.leaves(jax.tree.map(relative_error, gradients, expected_gradients))) < 1e-5
 
 
+@pytest.mark.usual("ring")
 @pytest.mark.parametrize("attention", ATTENTION[1:])
 def test_kinds_agree_on_a_window(attention):
     """Each with documents, and unlike a model without a window."""

@@ -58,6 +58,7 @@ def test_a_family_trains_with_it(local, family):
     assert relative_error(found[0][0]["loss"], full[0][0]["loss"]) > 1e-4
 
 
+@pytest.mark.slow
 def test_it_writes_as_the_window_that_it_is(local):
     own, windowed = replace(CONFIG, attention=local), replace(CONFIG, window=WINDOW)
     texts = [generator(c, "1,1,1,4").generate([PROMPT * 3], max_new_tokens=20) for c in (own, windowed)]
@@ -68,6 +69,7 @@ def test_it_writes_as_the_window_that_it_is(local):
         session.append([PROMPT])
 
 
+@pytest.mark.slow
 def test_its_mask_alone_decides_in_layers_with_windows():
     """It sees more than the windows of some layers; what is decoded has the losses of a whole forward pass."""
     register_attention(
@@ -139,6 +141,7 @@ def blocks_of(page: str) -> list[str]:
     return [block.partition("```")[0] for block in text.split("```python\n")[1:]]
 
 
+@pytest.mark.slow
 def test_the_window_of_the_how_to_trains(tmp_path):
     """The page's config as it stands, on a smaller model: two steps on a ring of eight, as with the family's window."""
     page = blocks_of("docs/how-to/another-model.md")[0]

@@ -75,6 +75,7 @@ def verbs(folder, out):
     ]
 
 
+@pytest.mark.slow
 def test_the_run_records_family_and_file(trained):
     saved = json.loads((trained / "run" / "config.json").read_text())
     assert (saved["family"], saved["family_file"]) == ("mine", str(trained / "mine.py"))

@@ -1,25 +1,43 @@
-"""Try a test on a mutated copy of the package: it must fail there, and pass on a copy that is only a copy."""
+"""Try tests on a mutated package: they must fail there, and pass on the true one.
 
-import hashlib
+    python -m tests.mutations.run                      all mutations of the list
+    python -m tests.mutations.run --since origin/main  those whose file or test has changed since
+
+A mutated file is never written. A process that has imported the libraries, but not ringformer, forks for each mutation.
+In the child, Python's loader reads the mutated text instead of the file. Python processes that a test starts do the
+same (`startup/sitecustomize.py`).
+"""
+
+import argparse
+import json
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
-from xml.etree import ElementTree
 
+from tests.commit import ROOT
 from tests.mutations.mutations import MUTATIONS, Mutation
+from tests.mutations.startup.replaced_file import VARIABLE, replace_file
 
-ROOT = Path(__file__).resolve().parents[2]
+STARTUP = Path(__file__).parent / "startup"
 
-WITH_THE_COPY = """
-import importlib.util, sys, pytest
-found = importlib.util.find_spec("ringformer").origin
-assert found.startswith(sys.argv[1]), found
-sys.exit(pytest.main(sys.argv[2:]))
-"""
+LIBRARIES = (
+    "jax",
+    "jax.numpy",
+    "flax.nnx",
+    "optax",
+    "orbax.checkpoint",
+    "pytest",
+    "ml_collections",
+    "jaxtyping",
+    "beartype",
+)
+"""Imported once, before the forks. None of them starts a thread or a backend on import."""
 
 
 class Outcome(NamedTuple):
@@ -32,65 +50,146 @@ class Outcome(NamedTuple):
     text: str
 
 
-def try_tests(tests: list[str], folder: Path, mutation: Mutation | None = None) -> Outcome:
-    """Run tests in a process of its own, in `folder`, on a copy of the package with the mutation, if there is one.
+class Results:
+    """Pytest plugin that keeps what became of each test."""
 
-    Raises ValueError if the patch does not apply exactly once, RuntimeError if the tests could not be run.
-    """
-    for name in ("ringformer", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    if mutation:
-        apply(mutation, folder)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    # A wrong dtype must fail what the test asserts, and not already the signature.
-    environment |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "JAXTYPING_DISABLE": "1"}
-    arguments = ["-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "--junit-xml=junit.xml"]
-    begun = time.perf_counter()
-    process = subprocess.run(
-        [sys.executable, "-c", WITH_THE_COPY, str(folder), *arguments, *(f"tests/{test}" for test in tests)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    seconds, text = time.perf_counter() - begun, process.stdout + process.stderr
-    if not (folder / "junit.xml").exists():
-        raise RuntimeError(f"the tests {tests} could not be run:\n{text}")
-    suite = ElementTree.parse(folder / "junit.xml").find("testsuite").attrib
-    ran, failed = int(suite["tests"]), int(suite["failures"])
-    failures = [failure.get("message", "") for failure in ElementTree.parse(folder / "junit.xml").iter("failure")]
-    # A NameError is no verdict on the arithmetic: what a test asserts must have failed.
-    asserted = all(message.startswith(("AssertionError", "assert ", "Failed: ")) for message in failures)
-    if (
-        int(suite["errors"])
-        or int(suite["skipped"])
-        or ran != len(tests)
-        or process.returncode != (failed > 0)
-        or not asserted
-    ):
-        raise RuntimeError(f"the tests {tests} could not be run:\n{text}")
-    return Outcome(ran - failed, failed, seconds, text)
+    def __init__(self):
+        self.passed = 0
+        self.failures: list[str] = []
+        self.others: list[str] = []
+        self.texts: list[str] = []
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.passed:
+            self.passed += 1
+        elif report.when == "call" and report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.failures.append(crash.message if crash else str(report.longrepr))
+        elif not report.passed:
+            self.others.append(f"{report.nodeid} was {report.outcome} in its {report.when}")
+        if report.failed:
+            self.texts.append(report.longreprtext)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.others.append(report.longreprtext)
 
 
-def apply(mutation: Mutation, folder: Path) -> None:
-    """Patch the package in `folder`. Raises ValueError if `old` is not there exactly once."""
-    path = folder / "ringformer" / mutation.file
-    text = path.read_text()
+def mutated_text(mutation: Mutation) -> str:
+    """The file's text with the mutation. Raises ValueError if `old` is not there exactly once."""
+    text = (ROOT / "ringformer" / mutation.file).read_text()
     if text.count(mutation.old) != 1:
         raise ValueError(
             f"mutation {mutation.name!r}: {mutation.old!r} occurs {text.count(mutation.old)} times in "
             f"ringformer/{mutation.file}, not once: mend the patch"
         )
-    path.write_text(text.replace(mutation.old, mutation.new))
+    return text.replace(mutation.old, mutation.new)
 
 
-def of_this_commit() -> Mutation:
-    """One that the commit's hash chooses; where there is no repository that of the package's files."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    if (ROOT / ".git").exists() and git.returncode == 0:
-        number = int(git.stdout, 16)
-    else:
-        files = sorted((ROOT / "ringformer").rglob("*.py"))
-        number = int(hashlib.blake2b(b"".join(path.read_bytes() for path in files)).hexdigest(), 16)
-    return MUTATIONS[number % len(MUTATIONS)]
+def try_tests(tests: list[str], mutation: Mutation | None = None) -> Outcome:
+    """Run tests in a fork, on the package with the mutation, if there is one.
+
+    Raises ValueError if the patch does not apply exactly once, RuntimeError if the tests could not be run.
+    """
+    text = mutated_text(mutation) if mutation else None
+    replaced = {"path": str(ROOT / "ringformer" / mutation.file), "text": text} if mutation else None
+    begun = time.perf_counter()
+    result = _in_a_fork(tests, replaced)
+    seconds = time.perf_counter() - begun
+    ran = result["passed"] + len(result["failures"])
+    # A NameError is no verdict on the arithmetic: what a test asserts must have failed.
+    asserted = all(message.startswith(("AssertionError", "assert ", "Failed: ")) for message in result["failures"])
+    if result["others"] or ran != len(tests) or not asserted:
+        raise RuntimeError(f"the tests {tests} could not be run:\n{result['others']}\n{result['output']}")
+    return Outcome(result["passed"], len(result["failures"]), seconds, result["output"])
+
+
+def _in_a_fork(tests: list[str], replaced: dict | None) -> dict:
+    """What a child process made of the tests."""
+    for library in LIBRARIES:
+        import_module(library)
+    with tempfile.TemporaryDirectory() as folder:
+        answer, output = Path(folder) / "answer.json", Path(folder) / "output.txt"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            _run_and_exit(tests, replaced, answer, output)
+        os.waitpid(child, 0)
+        text = output.read_text(errors="replace") if output.exists() else ""
+        if not answer.exists():
+            raise RuntimeError(f"the tests {tests} could not be run:\n{text}")
+        return json.loads(answer.read_text()) | {"output": text}
+
+
+def _run_and_exit(tests: list[str], replaced: dict | None, answer: Path, output: Path):
+    """The child: run the tests, write what became of them, and end without the parent's handlers."""
+    try:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stdout = sys.stderr = os.fdopen(descriptor, "w", closefd=False)
+        os.chdir(ROOT)
+        for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+            del os.environ[name]
+        os.environ["JAXTYPING_DISABLE"] = "1"  # a wrong dtype must fail what the test asserts, not the signature
+        import_module("jaxtyping").config.update("jaxtyping_disable", True)
+        if replaced:
+            written = answer.with_name("replaced.json")
+            written.write_text(json.dumps(replaced))
+            os.environ[VARIABLE] = str(written)
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), os.environ.get("PYTHONPATH"))))
+            replace_file(replaced["path"], replaced["text"])
+        results = Results()
+        arguments = [
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "--tb=short",
+        ]
+        import_module("pytest").main([*arguments, *(f"tests/{test}" for test in tests)], plugins=[results])
+        verdict = {"passed": results.passed, "failures": results.failures, "others": results.others}
+        answer.write_text(json.dumps(verdict))
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def changed_since(revision: str) -> set[str]:
+    """Paths from the repository's root that differ from a revision, committed or not."""
+    git = subprocess.run(["git", "diff", "--name-only", revision], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(git.stdout.split())
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations.run", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--since", metavar="REVISION", help="only mutations whose file or test has changed since")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only mutations whose name has this text")
+    args = parser.parse_args(words)
+    chosen = [mutation for mutation in MUTATIONS if args.only in mutation.name]
+    if args.since:
+        changed = changed_since(args.since)
+        chosen = [m for m in chosen if f"ringformer/{m.file}" in changed or f"tests/{m.test.split('::')[0]}" in changed]
+    survived = []
+    for number, mutation in enumerate(chosen, 1):
+        try:
+            outcome = try_tests([mutation.test], mutation)
+            verdict = "caught" if outcome.failed else "SURVIVED"
+            seconds = f"{outcome.seconds:.0f} s"
+        except (RuntimeError, ValueError) as error:
+            verdict, seconds = "NOT TRIED", str(error)[-2000:]
+        if verdict != "caught":
+            survived.append(mutation)
+        print(f"{number:4} of {len(chosen)}  {verdict}: {mutation.name}, by {mutation.test}, {seconds}", flush=True)
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} mutations are caught by the test that they name")
+    return bool(survived)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

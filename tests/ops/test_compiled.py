@@ -55,6 +55,7 @@ def test_forward_hops():
     assert executed_collectives(compiled("zigzag", 8192, backward=False).as_text()) == {hops("bf16", 8192): N - 1}
 
 
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize(("window", "backward"), [(4096, False), (2048, True)])
 def test_a_window_moves_what_it_reaches(window, backward):
@@ -76,6 +77,7 @@ def with_backward(layout, T):
 LAYOUTS = ["zigzag", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("striped", "contiguous"))]
 
 
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_backward_hops(layout):
@@ -99,6 +101,7 @@ def test_memory_is_linear(layout):
     assert long <= 2.15 * short
 
 
+@pytest.mark.slow
 @on_tpu
 def test_temporaries_where_memory_is_wanted():
     """The compiler spends memory that nobody else needs. Told that there is little, it takes 1156 MiB of temporaries

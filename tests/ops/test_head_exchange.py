@@ -42,6 +42,7 @@ QUICK = {
 }
 
 
+@pytest.mark.usual("8-2-striped-gqa", "8-4-zigzag-2 of 24", "2-2-zigzag-gqa")
 @pytest.mark.parametrize("n, u, layout, heads", cases(QUICK))
 def test_packed_documents_bias_lse_and_empty_rows(n, u, layout, heads):
     """Everything at once: o, lse, dq, dk, dv and dbias are those of one device."""

@@ -41,6 +41,7 @@ def layouts_and_sizes(quick):
     ]
 
 
+@pytest.mark.usual("striped-7", "striped-5", "zigzag-6", "zigzag-2")
 @pytest.mark.parametrize("layout, n", layouts_and_sizes(PACKED))
 def test_packed_documents_bias_lse_and_empty_rows(layout, n):
     """Every ring size and layout with GQA, documents across shard edges, a key bias, ragged chunks, a scale, a
@@ -98,6 +99,7 @@ CHUNKS = [(12, 1, 1), (2, 1, 1), (9, 4, 4), (12, 3, 4), (12, 8, 5), (12, 100, 2)
 QUICK_CHUNKS = {"contiguous": (4,), "striped": (0, 1, 2, 3), "zigzag": (2, 3)}
 
 
+@pytest.mark.usual("zigzag-9-4-4", "zigzag-12-3-4", "contiguous-12-8-5")
 @pytest.mark.parametrize(
     "layout, T, q_chunk, k_chunk",
     [

@@ -40,6 +40,9 @@ CASES = [
 ]
 
 
+@pytest.mark.usual(
+    "4-1-zigzag-both_ways-mqa", "5-1-contiguous-gathered-gqa", "7-1-zigzag-gathered-mqa", "8-4-zigzag-gathered-gqa"
+)
 @pytest.mark.parametrize("n, u, layout, form, heads", CASES)
 def test_packed_documents_bias_lse_and_empty_rows(n, u, layout, form, heads):
     """Everything at once: o, lse, dq, dk, dv and dbias are those of one device."""
@@ -58,6 +61,7 @@ def test_bidirectional_with_other_keys(form):
     assert_close(out, dense(inputs, cotangents, causal=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "K"),
     [
@@ -83,6 +87,7 @@ def test_parts_too_short_to_cut(form):
     assert_close(on_ring(3, "zigzag", inputs, cotangents, ring=form), dense(inputs, cotangents))
 
 
+@pytest.mark.usual("both_ways")
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_summed_in_float32(form):
     """In bfloat16 on eight devices, errors are those of one device."""

@@ -11,6 +11,7 @@ from tests.helpers import assert_close, packed_segments, ring_mesh
 from tests.ops.rings import HEADS, arrays, on_ring
 
 
+@pytest.mark.usual("8-2-striped-options2", "8-2-zigzag-options0", "8-8-zigzag-options1")
 @pytest.mark.parametrize(
     ("n", "rings", "layout", "options"),
     [

@@ -46,6 +46,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usual("zigzag-4-35", "contiguous-8-22", "contiguous-4-31", "zigzag-4-17", "zigzag-4-8", "contiguous-4-10")
 @pytest.mark.parametrize(("layout", "n", "W"), CASES)
 def test_windows_of_every_reach(layout, n, W):
     """With GQA, a bias, sinks, capped logits, a scale, a cotangent of lse, and first tokens that every query sees."""
@@ -71,6 +72,7 @@ def test_heads_exchanged_around_windows(layout, n, u, W):
     assert_close(out, exact(inputs, cotangents, window=W, attend_first=3))
 
 
+@pytest.mark.usual("both_ways-1", "one_way-2")
 @pytest.mark.parametrize(("form", "K"), [("one_way", 2), ("both_ways", 2), ("both_ways", 1), ("gathered", 2)])
 def test_full_attention_with_sinks_and_capped_logits(form, K):
     """Every form of the ring adds the sinks once, though two streams may have states of the same rows."""

@@ -93,6 +93,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usual("four chunks-zigzag")
 @pytest.mark.parametrize(("layout", "T", "chunk", "nc"), CASES)
 def test_balanced_layouts_share_the_work(executed, layout, T, chunk, nc):
     """Ranks differ by at most 2%; together they do at most 1 + 1/nc of what the mask needs, 1.1 by default."""
@@ -103,6 +104,7 @@ def test_balanced_layouts_share_the_work(executed, layout, T, chunk, nc):
         assert chunk is not None or ratio <= 1.1, (phase, ratio)
 
 
+@pytest.mark.usual("half a part")
 @pytest.mark.parametrize(
     ("layout", "chunk", "window", "most"),
     [("zigzag", 16, 128, 1.15), ("zigzag", 32, 128, 1.27), ("contiguous", 16, 300, 1.15)],
@@ -152,6 +154,7 @@ def pairs_with_work(T, layout, chunk, ids, common=in_common):
     return count
 
 
+@pytest.mark.usual("striped")
 @pytest.mark.parametrize("layout", layouts.VISIBLE)
 def test_chunks_without_a_common_segment_are_not_computed(executed, layout):
     """Packed documents: exactly the chunk pairs that share a document run, and none of a hop that shares nothing.

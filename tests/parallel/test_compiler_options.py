@@ -34,6 +34,7 @@ def weight_bytes(target: str) -> dict[tuple[str, str, bool], float]:
     return sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     [pytest.param("v5p-32", marks=on_tpu), pytest.param("v6e-16", marks=[on_tpu, pytest.mark.slow])]
@@ -49,6 +50,7 @@ def test_weights_travel_while_a_device_computes(target):
     assert synchronous <= 0.1 * (gathered + reduced), sums
 
 
+@pytest.mark.slow
 @on_tpu
 def test_gathers_are_asynchronous_without_sparse_cores():
     assert not CHIPS["v4"].tensor_cores.sparse_cores

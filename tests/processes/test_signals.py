@@ -56,6 +56,7 @@ def test_an_ignored_signal_stays_ignored():
 CTRL_C = signal.SIGINT, 130, "Ctrl-C"
 
 
+@pytest.mark.usual("15-75-SIGTERM-1.0", "10-75-SIGUSR1-1.0")
 @pytest.mark.parametrize(
     ("number", "code", "name", "after"),
     [

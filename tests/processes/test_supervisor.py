@@ -162,6 +162,7 @@ def check_stopped(folder, processes, number, seconds):
     return at
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_of_two_processes_saves_both(folder, start):
     processes = start(2)
     wait_for_step(folder, processes, 3)

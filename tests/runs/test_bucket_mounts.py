@@ -157,6 +157,7 @@ def test_who_closes_a_moment_later_has_no_lock(hosts, quick, monkeypatch):
     held.release()
 
 
+@pytest.mark.usual("documented")
 @pytest.mark.parametrize("options", [documented(), ["--metadata-cache-ttl-secs=0"]], ids=["documented", "streamed"])
 def test_rows_are_in_the_bucket_before_the_checkpoint_of_their_step(hosts, options):
     """`Reporter.sync` is what a save waits for. Streamed writes are no object before the file is closed."""
@@ -282,6 +283,7 @@ def nothing():
     pass
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_two_hosts_goes_on_in_a_bucket(hosts, tmp_path):
     """It asks for nothing but what gcsfuse does. That it ends as in a plain folder: see the slow test."""
     two = hosts(*documented())

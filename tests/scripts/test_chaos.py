@@ -78,6 +78,7 @@ def test_an_outcome_is_of_every_step_and_byte(tmp_path):
     assert runs._outcome("run") == ([(1, 2.0, 1.0)], {"params.embed/0.0": b"ab"})
 
 
+@pytest.mark.usual("options0--1 is no number of trials")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -225,6 +225,7 @@ def test_results_pool_the_seeds_and_compare_the_same_cases(played, tmp_path):
     assert "run           n = 32   1.000" in done.stdout and "+0.500" in done.stdout
 
 
+@pytest.mark.usual("<lambda>-has episodes of another seed or control than its name says0")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -248,6 +249,9 @@ def test_results_of_other_or_changed_episodes_are_refused(change, message, playe
     assert re.search(message, done.stderr), done.stderr
 
 
+@pytest.mark.usual(
+    "words18-there is no folder", "words17-0 is no list of numbers of episodes", "words12-0 is no number of cases"
+)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -61,12 +61,14 @@ def verbs_of(found):
     return [c for c in commands if "ringformer.cli" in c]
 
 
+@pytest.mark.usual("tpu_pod.sh")
 @EVERY_SCRIPT
 def test_changes_are_allowed_to_training_alone(command):
     verbs = verbs_of(dry_run(*command, *PATHS, "--allow=steps"))
     assert all(c.count("--allow=steps") == c.count("train") for c in verbs) and any("train" in c for c in verbs)
 
 
+@pytest.mark.usual("gpu_node.sh")
 @EVERY_SCRIPT
 def test_a_stage_is_passed_to_training_and_estimate(command):
     verbs = verbs_of(dry_run(*command, *PATHS, "--stage=2"))
@@ -168,6 +170,7 @@ def get_config():
 """
 
 
+@pytest.mark.usual("estimate-gpu_node.sh")
 @pytest.mark.parametrize("script", ["gpu_node.sh", "slurm.sh"])
 @pytest.mark.parametrize("estimated", [[], ["--skip-estimate"]], ids=["estimate", "skip-estimate"])
 def test_a_dry_run_shows_the_host_pool_of_what_is_offloaded(tmp_path, script, estimated):

@@ -56,6 +56,7 @@ def shown(tmp_path_factory):
     return quickstart(tmp_path_factory.mktemp("quickstart"), *SMALL)
 
 
+@pytest.mark.slow
 def test_every_part_stands_under_its_heading(shown):
     """In a file of either stream: the lines of a training go to stderr, and so does what announces them."""
     found = re.findall(r"^(\d of 3): train at a context of (\d+)|^step (\d+/\d+) |^(prompt of) ", shown.progress, re.M)

@@ -166,6 +166,7 @@ def test_an_evaluation_s_prompt_is_what_training_saw(folder, tokenizer, tmp_path
     assert store.mask[:].tolist() == [0] * len(prompt) + [1, 1]
 
 
+@pytest.mark.usual("50000")
 @pytest.mark.parametrize("largest", [99, 50_000])
 def test_each_stage_has_its_records(largest, folder, tokenizer, tmp_path):
     """The lengths that a stage takes are those of one kind, all of it, and the model has all the tokens; of five digits
@@ -257,6 +258,7 @@ def script(*words):
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_mistakes_of_a_person_are_one_line(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "damaged").mkdir()

@@ -16,6 +16,7 @@ from tests.scripts.launching import PATHS, POD, ROOT, V5E, dry_run, fake_python,
 LOCK = "requirements/train.txt"
 
 
+@pytest.mark.usual("v6e", "tpu7x")
 @pytest.mark.parametrize("generation", CLOUD_TPUS)
 def test_one_command_on_a_pod(generation):
     """Each generation under Google's name of its slices, with the image of its hosts, estimated for the same slice."""

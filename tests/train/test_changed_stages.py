@@ -101,6 +101,7 @@ def test_a_stage_whose_predecessor_changed_is_refused_or_begun_anew(folder, capf
     assert not (folder / "run" / "replaced-2-stage-2-128").exists()
 
 
+@pytest.mark.slow
 def test_a_predecessor_that_was_trained_again_is_another(folder, capfd, monkeypatch):
     """At the same step: its checkpoint is not the one that the stage began with; of the same bits it would be."""
     write_config(folder, 2, 3)

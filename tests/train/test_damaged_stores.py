@@ -40,6 +40,7 @@ def test_a_small_store_is_refused_at_the_start(built, file):
         prepare(built)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_names_the_description_that_is_damaged(built):
     """To who only compares fingerprints it is another store: `--allow=data.store` must not be the advice."""
     short = dataclasses.replace(built, steps=2)
@@ -125,6 +126,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.usual("overwritten-False", "overwritten-True")
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_store_that_changes_under_a_run_ends_it_with_a_save(built, steps, change, background, monkeypatch):
@@ -155,6 +157,7 @@ def test_of_a_store_that_changes_before_the_verdict_nothing_is_saved(built, step
     assert latest_step(built.run_dir) is None
 
 
+@pytest.mark.slow
 def test_held_out_data_that_change_end_a_run_with_a_save(built, monkeypatch):
     path, real = Path(built.data.store, "eval", "tokens.bin"), evaluation.evaluate
     run = prepare(dataclasses.replace(built, steps=6, eval_every=2, checkpoint_every=0))

@@ -71,6 +71,7 @@ def params():
     return init_state(MODEL, optimizer, state_shardings(weight_shardings(MODEL, mesh), optimizer), mesh, 0).params
 
 
+@pytest.mark.usual("1")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_evaluation_weighs_every_trained_token_alike(params, accumulate):
     """Against the logits: their cross-entropy, summed here over all batches, and over each power of two."""

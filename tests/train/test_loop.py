@@ -146,6 +146,7 @@ class _Stops:
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mixture_of_whole_documents(config, corpus, tmp_path):
     """Two stores 3:1, filtered by length, train and evaluate; the run's rows are of one store each."""
     prepare(config)  # builds the first store

@@ -78,6 +78,7 @@ def test_a_reader_gets_the_merged_weights(folder):
     assert first == pytest.approx(last, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_resumes(folder):
     """To the same bits on the same mesh, to 1e-6 on another."""
     for name, mesh_dim in (("same", "1,2,1,4"), ("other", "1,1,1,8")):

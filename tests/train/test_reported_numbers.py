@@ -165,6 +165,7 @@ def events(run_dir: str) -> dict[int, dict[str, float]]:
     return scalars
 
 
+@pytest.mark.usual("devices that count")
 @pytest.mark.parametrize("peaks", [True, False], ids=["devices that count", "devices that do not"])
 def test_boards_have_every_field(config, monkeypatch, peaks):
     """Memory is that of the device that used most, and absent where it is not counted."""

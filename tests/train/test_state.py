@@ -27,6 +27,7 @@ def models_own():
     return nnx.to_pure_dict(jax.jit(lambda: nnx.state(Decoder(CONFIG, rngs=nnx.Rngs(5))))())
 
 
+@pytest.mark.usual("1,2,1,4", "1,1,2,3")
 @pytest.mark.parametrize("mesh_dim", MESHES)
 def test_a_seed_means_the_same_on_every_mesh(mesh_dim, models_own):
     mesh, shardings = setup(mesh_dim)
@@ -59,6 +60,7 @@ def compiled(model: str, target: str, mesh_dim: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize(
     ("target", "mesh_dim"),

@@ -98,6 +98,7 @@ MIXTURES = [
 ]
 
 
+@pytest.mark.usual("1,1,1,8-{}-1", "1,1,2,4-{'ulysses': 2, 'layout': 'striped'}-2")
 @pytest.mark.parametrize(("mesh_dim", "change", "accumulate"), MIXTURES, ids=str)
 def test_any_mesh_trains_as_one_device(one_device, mesh_dim, change, accumulate):
     """Uneven masks, packed documents, padded weights, fewer key heads than tp ranks, gradient accumulation."""
@@ -140,6 +141,7 @@ def test_a_window_trains_as_one_device(mesh_dim, change):
     assert max(jax.tree.leaves(jax.tree.map(relative_error, gradient, expected_gradient))) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_tpu_kernels_train_as_one_device(one_device):
     """Two rings of two; packed documents in shards that are no whole chunks, and heads in groups."""
     config = dataclasses.replace(CONFIG, kernel="pallas", head_groups=2)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, get_args
 
@@ -75,11 +76,12 @@ class Candidate(NamedTuple):
         return f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{form} {m.kernel}{chunk}{remat} {settings}"
 
 
-def candidates(goal: Workload) -> list[Candidate]:
+@lru_cache(maxsize=64)
+def candidates(goal: Workload) -> tuple[Candidate, ...]:
     """Return the candidates for a goal, fastest first: every mesh of rings (and of tp within a node, or within 8
     chips), with every layout and memory setting, and with the ways to compute attention that promise a gain over the
     plain ring. Each comes with the target's own kernel and with XLA's blocks; if the target has no kernel, it comes
-    with XLA's blocks of two sizes."""
+    with XLA's blocks of two sizes. The last goals are cached: a search for a length asks for each several times."""
     ranked = []
     for mesh in meshes(goal):
         shape, tp = mesh.model, mesh.mesh_shape[2]
@@ -102,7 +104,7 @@ def candidates(goal: Workload) -> list[Candidate]:
                     if (shape.num_kv_heads // tp) % settings.head_groups == 0
                     and is_possible(option := replace(auto, model=config).with_settings(settings))
                 ]
-    return sorted(ranked, key=lambda c: c.seconds_per_token)
+    return tuple(sorted(ranked, key=lambda c: c.seconds_per_token))
 
 
 def meshes(goal: Workload) -> Iterator[Workload]:

@@ -172,6 +172,7 @@ def workers() -> set[int]:
     return found
 
 
+@pytest.mark.usual("a constant power", "a constant power in a condition")
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
 def test_a_template_without_end_ends(folder, template, monkeypatch):
     gc.collect()
@@ -184,6 +185,7 @@ def test_a_template_without_end_ends(folder, template, monkeypatch):
     assert workers() <= before
 
 
+@pytest.mark.usual("indent", "a constant")
 @pytest.mark.parametrize("template", LARGE.values(), ids=LARGE)
 def test_a_template_of_much_memory_ends(folder, template, monkeypatch):
     gc.collect()
@@ -259,6 +261,7 @@ print(render.render_all._worker._process.pid, flush=True)
 """
 
 
+@pytest.mark.usual("render([Message('assistant', 'slow')])")
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "sys.exit()", "render([Message('assistant', 'slow')])"])
 def test_no_process_outlives_its_parent_nor_a_fork_shares_it(folder, end):
     template_of(folder, "{% if messages[0].content == 'slow' %}{{ 9 ** (messages | length * 99999999) }}{% endif %}")

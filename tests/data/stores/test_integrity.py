@@ -204,6 +204,7 @@ def test_a_file_that_can_no_longer_be_read_is_named(tmp_path, monkeypatch):
     assert said == [f"waiting until the contents of {path} are verified"]
 
 
+@pytest.mark.slow
 def test_hashing_leaves_the_interpreter_to_others(tmp_path, monkeypatch):
     """A step's Python must not wait for a store's verdict: the hash is computed without the interpreter's lock."""
     monkeypatch.setattr(integrity, "AT_ONCE", 0)

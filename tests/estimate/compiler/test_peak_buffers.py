@@ -42,6 +42,7 @@ def read(compiled) -> PeakBuffers:
     return buffers
 
 
+@pytest.mark.slow
 def test_the_largest_buffer_is_the_one_that_was_made_large(read):
     first = read.largest[0]
     assert (first.type, first.bytes) == (f"f32[{T},{F}]", 4 * T * F)

@@ -71,6 +71,7 @@ def test_a_compiler_that_dies_after_its_schedule_has_answered(stand_in, monkeypa
     assert (e.peak_bytes, e.argument_bytes, e.alive_bytes, e.state_bytes) == (164, 32, 100, 1000)
 
 
+@pytest.mark.usual("assignment half")
 @pytest.mark.parametrize("schedules", ["", "assignment", "assignment half"])
 def test_a_compiler_that_dies_before_its_schedule_is_a_failure(stand_in, monkeypatch, schedules):
     monkeypatch.setenv("SCHEDULES", schedules)

@@ -43,6 +43,7 @@ def compiled(workload, program):
 MESHES = ["1,1,1,8", "1,2,2,2"]
 
 
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize("mesh_dim", MESHES)
 def test_the_cache_is_what_arguments_grow_by(mesh_dim):
@@ -104,6 +105,7 @@ def test_a_prefill_computes_what_a_context_needs_and_moves_its_ring():
     )
 
 
+@pytest.mark.slow
 @on_tpu
 def test_a_context_in_chunks_takes_what_its_chunks_take():
     """Queries travel here, and read 0, 1/4, 1/2, 3/4 of the cache: the last cost, by the sum of the attended slots."""
@@ -117,6 +119,7 @@ def test_a_context_in_chunks_takes_what_its_chunks_take():
     assert not any(t["in_ring_loop"] and t["bytes"] > CONTEXT * K * d for t in found["collectives"])
 
 
+@pytest.mark.slow
 @on_tpu
 def test_the_verb_says_it_all(capsys):
     flags = ["--model=tiny", "--target=v5e-4", "--seq_len=8192", "--mesh_dim=1,1,1,4", "--batch_size=2"]

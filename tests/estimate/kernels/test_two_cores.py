@@ -30,6 +30,7 @@ jax.jit(lambda *x: jax.vjp(attend, *x[:3])[1](x[3])).lower(q, k, k, q).compile()
 """
 
 
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize(
     ("generation", "batch", "key_heads", "group", "most"),

@@ -36,6 +36,7 @@ def scheduled():
     return compile_apart(workload())
 
 
+@pytest.mark.slow
 @on_tpu
 def test_the_part_has_the_instructions_of_the_step_and_their_seconds(monkeypatch):
     """Products of the ring's loops whose code is dumped (of equal ones the first), some of each purpose of attention,

@@ -65,6 +65,7 @@ def losses_of(model, ids):
     return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none").double().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_dim", [pytest.param("1,1,1,1", marks=pytest.mark.slow), "2,1,1,2"])
 def test_sliding_windows_are_those_of_the_loop_of_transformers(folder, tmp_path, mesh_dim, capsys):
     """The loop of Hugging Face's page on perplexity, with the BOS token that YaRN's evaluation adds to each window."""
@@ -111,6 +112,7 @@ def test_a_killed_evaluation_goes_on_in_a_document(folder, tmp_path, capsys):
     assert sum(read) == len(lines) - 5
 
 
+@pytest.mark.usual("other")
 @pytest.mark.parametrize("evaluator", [None, "other"])
 def test_longppl_is_that_of_its_definition(folder, tmp_path, evaluator, capsys):
     """Token by token, with the models of transformers."""

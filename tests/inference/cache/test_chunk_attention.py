@@ -65,6 +65,7 @@ def some_held(rows, seed=0):
     return held
 
 
+@pytest.mark.usual("4-queries", "5-queries", "22-queries")
 @pytest.mark.parametrize("travels", ["keys", "queries"])
 @pytest.mark.parametrize("piece", [4, 5, 22])
 def test_pieces_of_a_cache(travels, piece):

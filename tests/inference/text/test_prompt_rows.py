@@ -53,6 +53,7 @@ def appended(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_dim", [pytest.param("1,1,1,1", marks=pytest.mark.slow), "1,1,1,4"])
 def test_the_document_is_read_once(run, alone, tmp_path, appended, mesh_dim):
     rows = [{"prompt": prompt, "id": i} for i, prompt in enumerate(PROMPTS)]
@@ -66,6 +67,7 @@ def test_the_document_is_read_once(run, alone, tmp_path, appended, mesh_dim):
     assert long == [[shared_tokens(encoded)]], "once, in a row of its own"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(run, alone, tmp_path, monkeypatch):
     """After any row, and in the middle of one."""
     file = write(tmp_path / "in.jsonl", *({"prompt": prompt} for prompt in PROMPTS[:4]))

@@ -54,6 +54,7 @@ def read_tokens(err):
     return [int(number.replace(",", "")) for number in re.findall(r"prompt of ([\d,]+) tokens", err)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "chat"),
     [
@@ -89,6 +90,7 @@ def test_a_document_is_read_once(run, document, tmp_path, capsys, mesh, chat):
         folder = new
 
 
+@pytest.mark.usual("text")
 @pytest.mark.parametrize("chat", [[], ["--chat"]], ids=["text", "chat"])
 def test_questions_at_a_terminal(run, document, saved, tmp_path, monkeypatch, capsys, chat):
     """Prompts each follow the document. In a chat, the first question follows it, and the others the answers."""
@@ -153,6 +155,7 @@ def test_a_mistake_is_one_line_and_no_weights_are_read(run, saved, other, words,
     assert not out and err.count("\n") == 1 and err.startswith("ringformer generate: ") and message in err
 
 
+@pytest.mark.slow
 def test_damage_and_other_uses_are_one_line(run, saved, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     rng, command = np.random.default_rng(0), ["generate", f"--run={run}", *WORDS]

@@ -30,6 +30,7 @@ def whole(run):
     return TextGenerator.load(run, max_length=512, compute_dtype="float32", template="llama3")
 
 
+@pytest.mark.usual("1,1,1,1-compute")
 @pytest.mark.parametrize(
     ("mesh_dim", "cache_dtype"),
     [("1,1,1,1", "compute"), ("1,1,2,4", "compute"), pytest.param("1,1,1,2", "int8", marks=pytest.mark.slow)],
@@ -60,6 +61,7 @@ PROMPTS = [[5, 9, 20, 3, 1, 2, 60], [5, 9, 20, 8, 8], [5, 9, 20, 8, 8], [5, 9], 
 READ = [7, 2, 1, 1, 3]
 
 
+@pytest.mark.usual("1,1,1,1")
 @pytest.mark.parametrize("mesh_dim", ["1,1,1,1", "1,1,1,4"])
 def test_prompts_that_begin_as_the_one_before(mesh_dim, run):
     """Equal ones, beginnings of it and others, each continued as by whole forward passes."""
@@ -73,6 +75,7 @@ def test_prompts_that_begin_as_the_one_before(mesh_dim, run):
         assert answer.session.timings.prefill_tokens == read and answer.session.lengths == [len(ids) + 3]
 
 
+@pytest.mark.slow
 def test_an_attention_of_ones_own_reads_every_prompt_whole(run):
     """Nothing can be added to its cache; answers are those of a new session."""
 

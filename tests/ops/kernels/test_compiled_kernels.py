@@ -64,6 +64,7 @@ def kernels(program):
     ]
 
 
+@pytest.mark.usual("plain")
 @on_tpu
 def test_a_hop_is_a_kernel(compiled):
     """n forward and n backward, or two halves of each, which name their work: of a causal ring with four chunks a
@@ -117,6 +118,7 @@ def test_every_hop_travels_under_a_kernel(compiled):
     assert sorted(loops) == ([2, 4] if key_heads == HALVES else [2, 2])  # two hops a turn
 
 
+@pytest.mark.slow
 @on_tpu
 def test_both_directions_of_the_links_are_in_use_at_once():
     """In every turn of both loops, keys of both directions are open under one kernel; so are gradients backward."""
@@ -139,6 +141,7 @@ def test_both_directions_of_the_links_are_in_use_at_once():
     assert {direction for open_ in backward for direction, dtype in open_ if dtype == "f32"} == {"next", "previous"}
 
 
+@pytest.mark.slow
 @on_tpu
 def test_gathered_keys_of_half_of_the_heads_are_one_kernel():
     """The own block, and one kernel of all other ranks' keys; gradients are summed by a float32 reduce-scatter."""

@@ -35,6 +35,7 @@ def assert_as_good_as_dense(found, inputs, cotangents, factor=2.0, **options):
     assert all(actual[name] <= max(factor * limits[name], 1e-5) for name in actual), (actual, limits)
 
 
+@pytest.mark.usual("3-zigzag", "1-contiguous")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [1, 3])
 def test_plain_causal(layout, n, emulated):
@@ -54,6 +55,7 @@ def test_sinks_are_in_the_lse_that_the_backward_gets(emulated):
     assert np.abs(as_float32(found)["o"] - dense(without, cotangents)["o"]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zigzag", *(pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS[:2])])
 def test_more_ranks_make_no_larger_error(layout, emulated):
     T = 8 * 64

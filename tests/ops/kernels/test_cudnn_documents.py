@@ -39,6 +39,7 @@ def documents(T, most, seed=7):
     return packed_segments(seed, B, T, most)
 
 
+@pytest.mark.usual("3-4-zigzag", "1-5-contiguous")
 @pytest.mark.parametrize(
     ("n", "most", "layout"),
     [
@@ -58,6 +59,7 @@ def test_documents_as_dense(layout, n, most, emulated, short_pieces):
     assert {causal for *_, causal in emulated} == {"rectangle"}
 
 
+@pytest.mark.usual("4-zigzag-options2")
 @pytest.mark.parametrize(
     ("n", "layout", "options"),
     [
@@ -75,6 +77,7 @@ def test_documents_whose_keys_travel_otherwise(n, layout, options, emulated, sho
     assert_as_good_as_dense(found, inputs, cotangents, segment_ids=ids)
 
 
+@pytest.mark.usual("48")
 @pytest.mark.parametrize("length", [2 * 33, 2 * 24, 2 * 7])
 def test_shards_of_any_length(length, emulated, short_pieces):
     """Odd pieces, and shards that are not cut at all."""
@@ -84,6 +87,7 @@ def test_shards_of_any_length(length, emulated, short_pieces):
     assert_as_good_as_dense(found, inputs, cotangents, segment_ids=ids)
 
 
+@pytest.mark.slow
 def test_padding_with_ids_of_its_own(emulated, short_pieces):
     """The ids of `WholeDocuments`: every token of padding is a segment, after the documents."""
     T = 4 * 32
@@ -94,6 +98,7 @@ def test_padding_with_ids_of_its_own(emulated, short_pieces):
     assert_as_good_as_dense(found, inputs, cotangents, segment_ids=ids)
 
 
+@pytest.mark.slow
 def test_more_ranks_make_no_larger_error(emulated, short_pieces):
     T = 8 * 64
     inputs, cotangents = arrays(T, d=32)

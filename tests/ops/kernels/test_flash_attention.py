@@ -76,6 +76,7 @@ def test_gradients_of_one_half_of_the_heads_travel_during_the_other():
     assert_close(out, dense(inputs, cotangents, segment_ids=ids))
 
 
+@pytest.mark.slow
 def test_heads_exchanged_around_chunks_that_are_filled_up():
     """Two devices a rank, whose parts of 90 tokens no device holds whole; 4 key heads, documents and a bias."""
     T = 4 * 90
@@ -88,6 +89,7 @@ def test_heads_exchanged_around_chunks_that_are_filled_up():
 EXTREMES = -(2**31), 1 - 2**31, 2 - 2**31, -1, 0, 2**31 - 2, 2**31 - 1
 
 
+@pytest.mark.usual("ascending")
 @pytest.mark.parametrize("ids", [None, EXTREMES, EXTREMES[::-1]], ids=["none", "ascending", "descending"])
 def test_what_fills_chunks_up_is_seen_by_nobody(ids):
     """Parts of 180 tokens, in chunks of 128 and 256; whatever the ids, and without any."""
@@ -163,6 +165,7 @@ def test_a_copy_that_nobody_waits_for_is_a_race(races):
         assert [state.races_found for state in races] == [True]
 
 
+@pytest.mark.usual("3-1-1-3")
 @pytest.mark.parametrize(
     ("q_chunks", "k_chunks", "most", "tables"), [(1, 3, 3, 1), (2, 2, 4, 1), (3, 1, 3, 1), (2, 2, 3, 2), (3, 1, 1, 3)]
 )

@@ -1,0 +1,147 @@
+"""Pytest plugin: the usual suite is a budget. It says which cells of a test are slow, and what each test costs.
+
+A test's CPU-seconds are those of its process while it runs, its fixtures included, and of the processes that it started
+and waited for. A module's fixtures count for the test that makes them.
+"""
+
+import resource
+from collections import defaultdict
+
+import pytest
+
+from tests.mutations.mutations import MUTATIONS
+
+MOST_SECONDS = 12.0
+"""CPU-seconds that a usual test may take, unless `DEAR` lists it."""
+
+DEAR = {
+    "tests/train/test_distributed.py::test_two_processes_train_as_one_does": "two processes compile a run each",
+}
+"""Usual tests that may take more, each with its reason."""
+
+SHOWN = 20
+"""Dearest tests that `--measure` prints."""
+
+
+def cpu_seconds() -> float:
+    """CPU-seconds of this process and of all processes that it has waited for."""
+    total = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(who)
+        total += usage.ru_utime + usage.ru_stime
+    return total
+
+
+def pytest_addoption(parser):
+    parser.addoption("--measure", action="store_true", help="print the CPU-seconds of the tests, and the dearest ones")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Costs(config), "costs")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark the cells that `@pytest.mark.usual` does not name as slow, before `-m` selects.
+
+    Raises UsageError if the mark names a cell that does not exist.
+    """
+    cells = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("usual")
+        if mark is None:
+            continue
+        cell = item.callspec.id
+        function = item.nodeid.split("[")[0]
+        cells[function, mark.args].append(cell)
+        if cell not in mark.args:
+            item.add_marker(pytest.mark.slow)
+    if not collects_everything(config):
+        return
+    check_mutations(items)
+    for (function, named), existing in cells.items():
+        unknown = set(named) - set(existing)
+        if unknown:
+            raise pytest.UsageError(f"{function} has no cells {sorted(unknown)}, which its mark `usual` names")
+
+
+MOST_SLOW_MUTATIONS = 0.02
+"""Share of the listed mutations whose test may be slow."""
+
+
+def check_mutations(items) -> None:
+    """Raise UsageError if a mutation names a test that does not exist, or if too many name slow tests."""
+    by_name = {item.nodeid.removeprefix("tests/"): item for item in items}
+    slow = []
+    for mutation in MUTATIONS:
+        if mutation.test not in by_name:
+            raise pytest.UsageError(f"mutation {mutation.name!r} names tests/{mutation.test}, which does not exist")
+        if by_name[mutation.test].get_closest_marker("slow"):
+            slow.append(mutation.name)
+    if len(slow) > MOST_SLOW_MUTATIONS * len(MUTATIONS):
+        raise pytest.UsageError(f"too many mutations are caught by slow tests alone: {slow}")
+
+
+def collects_everything(config) -> bool:
+    """Return whether this run collects the whole suite; `-m` selects afterwards."""
+    return not config.option.file_or_dir and not config.option.keyword
+
+
+class Costs:
+    """Measures every test, fails the dear ones, and prints the sum."""
+
+    def __init__(self, config):
+        self.config = config
+        self.begun = cpu_seconds()
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.of_this_test = 0.0
+        self.outside_tests: list[float] = []
+
+    def pytest_runtest_logstart(self):
+        self.begun = cpu_seconds()
+        self.of_this_test = 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        now = cpu_seconds()
+        report.cpu_seconds = now - self.begun
+        self.of_this_test += report.cpu_seconds
+        self.begun = now
+        if call.when == "call" and report.passed and self.is_too_dear(item):
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} took {self.of_this_test:.1f} CPU-seconds; a usual test may take {MOST_SECONDS:.0f}: "
+                "make it smaller, mark it as slow, name its usual cells (@pytest.mark.usual), or list it in DEAR of "
+                "tests/usual_suite.py"
+            )
+        return report
+
+    def is_too_dear(self, item) -> bool:
+        is_usual = not any(item.get_closest_marker(name) for name in ("slow", "gpu", "results"))
+        is_listed = item.nodeid.split("[")[0] in DEAR
+        return is_usual and not is_listed and self.of_this_test > MOST_SECONDS
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid] += report.cpu_seconds
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self):
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["outside_tests"] = cpu_seconds() - sum(self.seconds.values())
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.outside_tests.append(getattr(node, "workeroutput", {}).get("outside_tests", 0.0))
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if not self.config.getoption("measure"):
+            return
+        dearest = sorted(self.seconds, key=self.seconds.__getitem__, reverse=True)
+        terminalreporter.section("CPU-seconds, with the processes that tests start")
+        for test in dearest[:SHOWN]:
+            terminalreporter.write_line(f"{self.seconds[test]:8.1f}  {test}")
+        total = sum(self.seconds.values())
+        terminalreporter.write_line(f"{total:8.1f}  all {len(dearest):,} tests")
+        if self.outside_tests:
+            terminalreporter.write_line(f"{sum(self.outside_tests):8.1f}  start and collection of the workers")
