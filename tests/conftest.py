@@ -4,7 +4,7 @@ import gc
 import os
 import subprocess
 
-from tests.cpu_flags import FLAGS, UNKNOWN_TO_LIBTPU
+from tests.cpu_flags import FLAGS, OLD_EMITTERS
 
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -28,7 +28,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_traceback_in_locations_limit", 1)  # the lines of Python in a program take a tenth of the suite
 jax.jit(lambda: 0)()  # now the flags are read
-os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(UNKNOWN_TO_LIBTPU, "")  # for libtpu
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(OLD_EMITTERS, "")  # for libtpu
 
 # JAX keeps millions of objects: Python's default would walk them again and again.
 gc.freeze()

@@ -1,13 +1,10 @@
-"""XLA's options: on accelerators communication overlaps with computation, on simulated devices it is in order."""
+"""XLA's options that let communication overlap with computation."""
 
 from jax.sharding import Mesh
 
 from ringformer.hardware import chip_of
 
 COMPILER_OPTIONS = {
-    # The default schedule lets a loop with permutes run beside other permutes, which then mix up their arrays, hang or
-    # abort (CONTRIBUTING.md, "Races on simulated devices").
-    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
     # The scheduler's memory limit: at its default, nearly full programs lose their overlap.
     "tpu": {
         "xla_tpu_scheduler_percent_shared_memory_limit": "150",
@@ -22,7 +19,7 @@ COMPILER_OPTIONS = {
         "xla_gpu_memory_limit_slop_factor": "125",
     },
 }
-"""XLA options by platform. On accelerators, the ring's communication overlaps with computation (docs/overlap.md)."""
+"""XLA options by platform that let the ring's communication overlap with computation (docs/overlap.md)."""
 
 _NO_REMATERIALIZATION = {"gpu": {"xla_disable_hlo_passes": "rematerialization"}}
 """A cache that nearly fills the memory makes XLA compute logits twice, reading the cached keys again, to free what is
@@ -46,7 +43,7 @@ _ON_SPARSE_CORES = {
 
 
 def compiler_options(mesh: Mesh, training: bool = False) -> dict[str, str]:
-    """Return the options for programs on the devices of this mesh.
+    """Return the options for programs on the devices of this mesh; none on CPUs.
 
     Args:
       training: True adds those for gathers of weights and sums of gradients (docs/overlap.md). On TPUs with

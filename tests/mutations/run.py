@@ -104,6 +104,21 @@ def try_tests(tests: list[str], mutation: Mutation | None = None) -> Outcome:
     return Outcome(result["passed"], len(result["failures"]), seconds, result["output"])
 
 
+def try_apart(tests: list[str], mutation: Mutation | None = None) -> Outcome:
+    """`try_tests` in a process of its own: for a caller that has imported ringformer already, as a test has."""
+    program = """
+import json, sys
+from tests.mutations.run import Mutation, try_tests
+tests, fields = json.loads(sys.argv[1])
+print(json.dumps(try_tests(tests, Mutation(*fields) if fields else None)))
+"""
+    command = [sys.executable, "-c", program, json.dumps([tests, mutation])]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(process.stderr)
+    return Outcome(*json.loads(process.stdout.splitlines()[-1]))
+
+
 def _in_a_fork(tests: list[str], replaced: dict | None) -> dict:
     """What a child process made of the tests."""
     for library in LIBRARIES:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.commit import ROOT, commit_number
 from tests.mutations.mutations import MUTATIONS, Mutation
-from tests.mutations.run import main, mutated_text, try_tests
+from tests.mutations.run import main, mutated_text, try_apart
 
 
 def test_every_patch_applies_once_and_changes_the_program():
@@ -24,12 +24,12 @@ UNKNOWN_LAYOUT = "ops/test_layouts.py::test_unknown_layout_is_named"
 
 def test_a_mutation_that_changes_nothing_survives():
     same = Mutation("same", "ops/layouts.py", "PARTS = {", "PARTS =  {", UNKNOWN_LAYOUT)
-    assert try_tests([UNKNOWN_LAYOUT], same)[:2] == (1, 0)
+    assert try_apart([UNKNOWN_LAYOUT], same)[:2] == (1, 0)
 
 
 def test_a_mutation_that_changes_what_is_asserted_is_caught():
     wrong = Mutation("wrong", "ops/layouts.py", "unknown layout {layout!r}", "unknown", UNKNOWN_LAYOUT)
-    assert try_tests([UNKNOWN_LAYOUT], wrong)[:2] == (0, 1)
+    assert try_apart([UNKNOWN_LAYOUT], wrong)[:2] == (0, 1)
 
 
 def test_a_test_that_cannot_run_has_no_verdict():
@@ -37,14 +37,14 @@ def test_a_test_that_cannot_run_has_no_verdict():
         "rotten", "ops/layouts.py", "if layout not in VISIBLE", "if layuot not in VISIBLE", UNKNOWN_LAYOUT
     )
     with pytest.raises(RuntimeError, match="NameError"):
-        try_tests([UNKNOWN_LAYOUT], rotten)
+        try_apart([UNKNOWN_LAYOUT], rotten)
 
 
 def test_processes_of_a_test_have_the_mutation():
     """The test starts `ringformer configs list` as a process, and wants its exit code."""
     test = "cli/test_command_line.py::test_who_reads_no_further_sees_no_traceback"
     wrong = Mutation("wrong", "cli/command_line.py", "141", "142", test)
-    assert try_tests([test], wrong)[:2] == (0, 1)
+    assert try_apart([test], wrong)[:2] == (0, 1)
 
 
 def test_one_of_this_commit_is_caught():
@@ -68,11 +68,11 @@ def test_all_are_caught(mutation, unpatched):
 @pytest.fixture(scope="module")
 def unpatched():
     """`unpatched(test)`: what becomes of a test on the true package, tried once."""
-    return cache(lambda test: try_tests([test]))
+    return cache(lambda test: try_apart([test]))
 
 
 def caught(mutation: Mutation):
-    outcome = try_tests([mutation.test], mutation)
+    outcome = try_apart([mutation.test], mutation)
     verdict = "caught" if outcome.failed else "SURVIVED"
     print(f"\n{verdict}: {mutation.name}, by {mutation.test} in {outcome.seconds:.0f} s")
     assert outcome.failed == 1, outcome.text

@@ -65,7 +65,7 @@ def plan(
     target, seq_len = goal.target, goal.seq_len
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; leave it out to plan the longest context")
-    ranked = candidates(goal)
+    ranked = list(candidates(goal))
     if not ranked:
         batch = f"{goal.batch_size} " if goal.batch_size else ""
         raise ValueError(f"no mesh of {target.name} can divide {batch}sequences of {seq_len} tokens; use powers of two")
