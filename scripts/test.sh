@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv if it does not exist, install the test extra, check format and types, build the site, and run the suite. --slow
-# also runs the slow tests; pytest's --measure prints the CPU-seconds of all tests. Other arguments go to pytest; the site is not built then: bash scripts/test.sh tests/ops -k zigzag
+# also runs the slow tests, --measure prints the CPU-seconds of all tests and the dearest twenty. Other arguments, and
+# --measure, go to pytest; the site is not built then: bash scripts/test.sh tests/ops -k zigzag
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup_venv.sh test

@@ -68,7 +68,6 @@ class Session(CachedRows):
         """Append tokens; with `scored`, return the scores of the tokens after each, in order, arrays [rows, tokens]."""
         self._check_unused()
         self._check_rows(rows)
-        self._changes += 1
         longest, most = max(map(len, rows)), self._sizes.most
         check_added(rows, self.lengths, self._begin_tokens + self._sizes.max_length)
         starts = range(0, longest, most)
@@ -83,6 +82,7 @@ class Session(CachedRows):
                 f"{longest} tokens do not fit in the cache, where earlier turns have left room for "
                 f"{room // granule * granule}: give each conversation a session of its own, or raise max_length"
             )
+        self._changes += 1
         firsts = np.array(self.lengths)
         scores = [
             self._prefill(

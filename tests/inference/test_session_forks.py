@@ -150,3 +150,25 @@ def test_what_cannot_be_is_refused():
     windowed.append([DOCUMENT])
     with pytest.raises(ValueError, match="models with windows"):
         windowed.fork(2, 8)
+
+
+@pytest.mark.parametrize("change", ["append", "truncate", "fork", "decode"])
+def test_a_decode_ends_when_its_session_changes(change):
+    """It would go on from text that is forgotten. A refused change is none."""
+    session = generator(CONFIG, "1,1,1,1").session(1)
+    session.append([DOCUMENT])
+    running = session.decode(max_new_tokens=4)
+    next(running)
+    with pytest.raises(ValueError):
+        session.append([[-1]])
+    next(running)
+    changes = {
+        "append": lambda: session.append([[1]]),
+        "truncate": lambda: session.truncate([5]),
+        "fork": lambda: session.fork(2, max_new=4),
+        "decode": lambda: session.decode(max_new_tokens=1),
+    }
+    other = changes[change]()
+    with pytest.raises(ValueError, match="the session has changed since this decode began: call decode again"):
+        next(running)
+    del other

@@ -152,3 +152,32 @@ def test_signed_and_unsigned_ids_of_64_bits_stay_apart():
     assert a.tolist() == [[1, 2]] and b.tolist() == [[1, 0]]
     a, b = as_segment_ids((np.array([[2**63, 2**63 + 1]], np.uint64), keys))
     assert a.tolist() == [[2, 3]] and b.tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"causal": "no"}, "causal='no' must be True or False"),
+        ({"q_chunk": True}, "q_chunk=True must be a whole number"),
+        ({"batch_axes": "rows"}, "no axis 'rows' of batch_axes"),
+        ({"batch_axes": ("sp",)}, "has the axis of the ring"),
+        ({"ulysses": 3}, "ulysses=3 does not divide the 4 devices"),
+        ({"k": np.zeros((2, 30, 2, 8), np.float32)}, r"\(2, 30, 2, 8\) and \(2, 32, 2, 8\)"),
+    ],
+)
+def test_whole_arrays_are_refused_by_their_own_sizes(options, message, as_for_users):
+    q, k = np.zeros((2, 32, 4, 8), np.float32), np.zeros((2, 32, 2, 8), np.float32)
+    with pytest.raises(ValueError, match=message):
+        sharded_ring_attention(**dict(q=q, k=k, v=k) | options, mesh=ring_mesh(4))
+
+
+def test_groups_of_devices_are_not_batched(as_for_users):
+    """numpy's integers are whole numbers; vmap names the way round."""
+    q = jnp.ones((1, 2, 32, 4, 8))
+
+    def attend(q):
+        return sharded_ring_attention(q, q, q, mesh=ring_mesh(4), ulysses=np.int64(2))
+
+    assert attend(q[0]).shape == q[0].shape
+    with pytest.raises(NotImplementedError, match=r"ulysses=2 under jax\.vmap.*Pass ulysses=1"):
+        jax.vmap(attend)(q)
