@@ -32,9 +32,13 @@ format:
 docs:
     bash scripts/docs.sh
 
-# test both ends of the support range, wheel and sdist in a clean environment, the site, and schemas
+# test both ends of the support range, a release, the site, and schemas, as CI does every night
 check-all:
     bash scripts/check_all.sh
+
+# build a release from a clone of the last commit, and test it in empty environments
+release *arguments:
+    bash scripts/release.sh {{ arguments }}
 
 # train a small model from a fresh clone
 quickstart:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Run the checks that take too long for CI, about an hour: bash scripts/check_all.sh [PART ...]
+# Run the checks that take too long for every push, about an hour: bash scripts/check_all.sh [PART ...]. CI runs them nightly.
 #
 #   schemas   workflows, issue forms, citation, commit hooks and the justfile are valid for their tools
-#   package   wheel and sdist, each installed into an empty environment: version, configs, the README's program, training
+#   package   a release, built from a clone of the last commit and used in empty environments (scripts/release.sh)
 #   docs      the site; warnings are errors
 #   oldest    format, lint, types and the suite on Python 3.11 with the oldest JAX of the range
 #   newest    the suite on Python 3.12 with the newest JAX that the lock file has
@@ -37,72 +37,15 @@ say() {
 schemas() {
     say "schemas"
     bash scripts/setup_venv.sh dev
-    .venv/bin/python -m pytest -q tests/test_project_files.py
+    .venv/bin/python -m pytest tests/test_project_files.py
+    .venv/bin/python -m mypy scripts/checks
     .venv/bin/pre-commit validate-config
     .venv/bin/just --summary >/dev/null
 }
 
-op_alone=$(
-    cat <<'END'
-import re
-import sys
-from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
-
-import ringformer
-
-repository = Path(sys.argv[1])
-assert not Path(ringformer.__file__).is_relative_to(repository / "ringformer"), ringformer.__file__
-assert f'version = "{version("ringformer")}"' in (repository / "pyproject.toml").read_text()
-snippets = re.findall(r"^```python\n(.*?)^```$", (repository / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-assert snippets, "the README shows the op"
-exec(compile(snippets[0], "README.md", "exec"), {})
-import ringformer.models.llama
-
-extra = [name for name in ("datasets", "pyarrow", "matplotlib", "sentencepiece", "torch") if find_spec(name)]
-assert not extra, f"the op and the model need no {extra}"
-print("the README's op runs, with the base alone")
-END
-)
-
-# tried NAME FILE: install a wheel or an sdist as a user would, with the locked versions, and use it outside the clone
-tried() {
-    local folder=$work/$1 file=$2 python=$work/$1/venv/bin/python
-    say "$1: $(basename "$file")"
-    rm -rf "$folder"
-    mkdir -p "$folder/home"
-    "$oldest" -m venv "$folder/venv"
-    sed -n 's/^\([a-z].*\) \\$/\1/p' requirements/train.txt >"$folder/versions.txt" # constraints may not have hashes
-    "$python" -m pip --disable-pip-version-check install --quiet --constraint "$folder/versions.txt" setuptools
-    "$python" -m pip --disable-pip-version-check install --quiet --constraint "$folder/versions.txt" \
-        --no-build-isolation "$file"
-    (cd "$folder/home" && JAX_PLATFORMS=cpu PYTHONPATH='' "$python" -W error - "$repository" <<<"$op_alone")
-    "$python" -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps -r requirements/train.txt
-    "$python" -m pip --disable-pip-version-check install --quiet --no-build-isolation "${file}[train,plot]"
-    "$python" -m pip check
-    (
-        cd "$folder/home"
-        export JAX_PLATFORMS=cpu PATH="$folder/venv/bin:$PATH" PYTHONPATH=
-        ringformer --version
-        ringformer configs list
-        ringformer configs copy quickstart
-        ringformer train --config=configs/quickstart.py --config.steps=3 --config.seq_len=256 --config.run_dir=run \
-            --config.optimizer.warmup_steps=1 --config.eval_batches=1
-        test -s run/metrics.jsonl
-        ringformer configs copy gpu_node.sh
-        bash scripts/gpu_node.sh --config=configs/quickstart.py --run_dir=run --skip-estimate --dry-run
-    )
-}
-
 package() {
     say "wheel and sdist"
-    bash scripts/setup_venv.sh dev
-    rm -rf "$work/dist"
-    .venv/bin/python -m build --no-isolation --outdir "$work/dist" . >"$work/build.log" 2>&1 ||
-        { cat "$work/build.log" >&2 && return 1; }
-    tried wheel "$work"/dist/*.whl
-    tried sdist "$work"/dist/*.tar.gz
+    PYTHON=$oldest bash scripts/release.sh
 }
 
 docs() {
