@@ -82,7 +82,7 @@ def attributes(module: Path) -> set[str]:
 
 
 def is_module(name: str) -> bool:
-    """Return whether a dotted name leads to a module, or to what a module binds. Further parts are attributes of that."""
+    """Return whether a dotted name leads to a module, or to what a module binds."""
     folder = ROOT
     parts = name.split(".")
     for i, part in enumerate(parts):

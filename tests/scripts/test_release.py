@@ -49,7 +49,7 @@ def git(folder, *words):
 
 @pytest.mark.parametrize("tag", ["v7.7.7", TAG])
 def test_a_release_has_the_committed_files_and_the_version_of_its_tag(repository, tag):
-    """A tag of another version ends the script before it installs anything. Otherwise a stand-in for setup_venv.sh does."""
+    """A tag of another version ends the script before it installs anything. Else a stand-in for setup_venv.sh does."""
     shutil.copytree(ROOT / "scripts", repository / "scripts")
     (repository / "scripts" / "setup_venv.sh").write_text("echo installing\nexit 3\n")
     git(repository, "init", "--quiet")
