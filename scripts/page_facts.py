@@ -147,7 +147,7 @@ def measurements(folder: Path = ROOT / "results") -> list[Measurement]:
     return found
 
 
-REST = "All other numbers of accelerators are compiled, modelled, or published by others."
+REST = "Our other numbers of accelerators are compiled or modelled."
 
 
 def hardware_status(measured: list[Measurement], page: str) -> str:

@@ -71,7 +71,8 @@ def test_commit_hooks_use_the_locked_versions():
 
 def test_the_readme_fits_into_a_few_minutes():
     text = (ROOT / "README.md").read_text()
-    assert len(text.split()) < 700
+    seen = re.sub(r"<!--.*?-->", "", text)
+    assert len(seen.split()) < 700
     assert "```python" in "\n".join(text.splitlines()[:20]), "code stands on the first screen"
 
 
