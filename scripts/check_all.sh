@@ -38,7 +38,6 @@ schemas() {
     say "schemas"
     bash scripts/setup_venv.sh dev
     .venv/bin/python -m pytest tests/test_project_files.py
-    .venv/bin/python -m mypy scripts/checks
     .venv/bin/pre-commit validate-config
     .venv/bin/just --summary >/dev/null
 }

@@ -105,10 +105,10 @@ def tiny(folder: Path) -> list[str]:
 
     for i in range(30):
         (folder / f"{i}.txt").write_text(f"{i} ring block key value " * 300)
-    values = {"source": f"text:{folder}/*.txt", "tokenizer": "bytes", "held_out": 0.0}
+    values: dict[str, Any] = {"source": f"text:{folder}/*.txt", "tokenizer": "bytes", "held_out": 0.0}
     open_or_build(folder / "store", StoreOptions(**values), load_tokenizer("bytes"))
     model = dict(vocab_size=257, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=1, num_kv_heads=1)
-    keys = {f"model.{name}": value for name, value in {**model, "head_dim": 16}.items()}
+    keys: dict[str, Any] = {f"model.{name}": value for name, value in {**model, "head_dim": 16}.items()}
     keys |= {"data.store": folder / "store", "run_dir": folder / "run", "mesh_dim": "1,1,1,1", "cpu_devices": 1}
     keys |= {"seq_len": 64, "batch_size": 1, "steps": 40, "data.held_out": 0.0, "data.tokenizer": "bytes"}
     return [
