@@ -135,7 +135,7 @@ class Measurement(NamedTuple):
 
 def measurements(folder: Path = ROOT / "results") -> list[Measurement]:
     """Return the files of a folder whose `device` is an accelerator; `device_count` is 1 if a file lacks it."""
-    found = []
+    measured = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text())
         if not isinstance(record, dict):
@@ -143,8 +143,8 @@ def measurements(folder: Path = ROOT / "results") -> list[Measurement]:
         chip = chip_of(record.get("device", ""))
         if chip is not None:
             (name,) = [name for name, sheet in CHIPS.items() if sheet is chip]
-            found.append(Measurement(path, name, chip.kind, record.get("device_count", 1)))
-    return found
+            measured.append(Measurement(path, name, chip.kind, record.get("device_count", 1)))
+    return measured
 
 
 REST = "Our other numbers of accelerators are compiled or modelled."
