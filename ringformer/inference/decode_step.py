@@ -109,7 +109,7 @@ def decode_hidden(
     def run(kind: LayerKind, x, rows, _):
         return lax.scan(partial(layer if equal else of_layer, kind), x, rows)
 
-    numbers, equal = jnp.arange(c.num_layers), len(set(c.layer_kinds)) == 1
+    numbers, equal = jnp.arange(c.num_layers, dtype=jnp.int32), len(set(c.layer_kinds)) == 1
     # A part of the layers would be a copy of their weights: layers of several kinds are read by number.
     x, (k, v) = scan_periods(c.periods, run, x, (numbers, weights["layers"]) if equal else numbers)
     return norm(x, weights["norm"]["scale"]), k, v

@@ -241,7 +241,7 @@ class Programs:
             chunk.tokens,
             jnp.maximum(chunk.positions, 0),
             attend=attend,
-            given=jnp.arange(c.num_layers),
+            given=jnp.arange(c.num_layers, dtype=jnp.int32),
             **self._sharding,
         )
         gather = self._sharding["gather"]

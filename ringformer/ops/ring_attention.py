@@ -22,7 +22,14 @@ from ringformer.ops import argument_checks, layouts
 from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.head_exchange import HeadExchange
-from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_kernel, check_logits, check_masks
+from ringformer.ops.kernels.block_kernels import (
+    Kernel,
+    check_head_size,
+    check_ids,
+    check_kernel,
+    check_logits,
+    check_masks,
+)
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring, RingForm
 from ringformer.ops.ring_passes import attention_on_ring
@@ -172,6 +179,8 @@ def ring_attention(
     check_head_size(kernel, q.shape[-1])
     in_order = "contiguous" if axis_name is None else layout
     check_masks(kernel, None if q_ids is None else segments, in_order, causal, bias is not None)
+    if q_ids is not None:
+        check_ids(kernel, q_ids.dtype)
     window, attend_first, logit_softcap = argument_checks.as_numbers(window, attend_first, logit_softcap)
     check_logits(kernel, window, logit_softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
@@ -21,6 +22,11 @@ CacheDtype = Literal["compute", "int8"]
 
 LARGEST = 127
 """Largest int8 value in use; the values are symmetric around 0."""
+
+
+FIRST = np.int32(0)
+"""Index of an array's first element. All indices of a slice must have one dtype, and under `jax_enable_x64` a Python 0
+beside an int32 is int64."""
 
 
 class Entries(NamedTuple):
@@ -35,7 +41,10 @@ class Entries(NamedTuple):
         copy the whole cache into the order that suits the reader."""
 
         def cut(x):
-            begin, size = (layer, 0, 0, start, 0)[: x.ndim], (1, *x.shape[1:3], slots, *x.shape[4:])
+            number = np.int32(layer) if isinstance(layer, int) else layer
+            slot = np.int32(start) if isinstance(start, int) else start
+            begin = (number, FIRST, FIRST, slot, FIRST)[: x.ndim]
+            size = (1, *x.shape[1:3], slots, *x.shape[4:])
             return with_layout_constraint(lax.dynamic_slice(x, begin, size)[0], Layout(tuple(range(x.ndim - 1))))
 
         return jax.tree.map(cut, self)
@@ -93,7 +102,7 @@ def write_tokens(
     """Return the device's cache with T tokens of each row written from `slot` on, or unchanged if `mine` is False."""
 
     def write(old, new, axis):
-        start: list[int | jax.Array] = [0] * old.ndim
+        start: list[np.int32 | jax.Array] = [FIRST] * old.ndim
         start[axis] = slot
         if mine is not None:
             new = jnp.where(mine, new, lax.dynamic_slice(old, start, new.shape))

@@ -80,16 +80,17 @@ def attend_cached(
         start = jnp.minimum(first, slots - reads.piece)  # the last piece overlaps the one before it
         here = start + jnp.arange(reads.piece) >= first
         valid = here & (lax.dynamic_slice_in_dim(cache.positions, start, reads.piece, 1) >= 0)
-        segments = jnp.zeros((rows, T), jnp.int32), jnp.where(valid, 0, 1)  # empty slots are another segment
+        segments = jnp.zeros((rows, T), jnp.int32), (~valid).astype(jnp.int32)  # empty slots are another segment
         kernel = {"kernel": "xla"} if options.get("kernel") == "cudnn" else {}  # holes are not causal
         return attend(state, start, segment_ids=segments, **kernel)
 
     state = vary_like(online_softmax.init((rows, T, H), d), q, cache.k, pieces)
+    whole_pieces, mixed_pieces = pieces.counts[0], pieces.counts[1]
     with jax.named_scope(f"at_most_{reads.pieces}_trips"):
-        state = lax.fori_loop(0, pieces.counts[0], whole, state)
+        state = lax.fori_loop(jnp.int32(0), whole_pieces, whole, state)
     if reads.holes:
         with jax.named_scope(f"at_most_{reads.pieces}_trips"):
-            state = lax.fori_loop(pieces.counts[0], pieces.counts.sum(), mixed, state)
+            state = lax.fori_loop(whole_pieces, whole_pieces + mixed_pieces, mixed, state)
     state = state if axis is not None else _scattered(state, ring)
     return jax.tree.map(lambda x: x.reshape(B, -1, *x.shape[2:]), state)
 
@@ -97,7 +98,8 @@ def attend_cached(
 def softmax_of(o: Float[Array, "B T H d"], lse: Float32[Array, "B H T"]) -> Softmax:
     """Return the state of rows [B, T, H] from their attention to some keys, and its log-sum-exp."""
     m = lse.swapaxes(1, 2)
-    return Softmax(o.astype(jnp.float32), m, jnp.where(jnp.isneginf(m), 0.0, 1.0))
+    weighs = ~jnp.isneginf(m)
+    return Softmax(o.astype(jnp.float32), m, weighs.astype(jnp.float32))
 
 
 def _scattered(state: Softmax, ring: str) -> Softmax:

@@ -113,6 +113,16 @@ def check_masks(name: str, segments: Segments | None, layout: Layout, causal: bo
         )
 
 
+def check_ids(name: str, dtype: jnp.dtype) -> None:
+    """Raise ValueError if a kernel does not compare segment ids of this dtype; the message says what to pass. Only
+    `jax_enable_x64` has ids of 64 bits on devices."""
+    if name == "pallas" and dtype.itemsize > 4:
+        raise ValueError(
+            f"kernel='pallas' compares segment ids of 32 bits; got {dtype}: pass ids.astype(jnp.int32) if they fit; "
+            "kernel='xla' compares 64 bits"
+        )
+
+
 def check_both_ways(name: str, key_heads: int) -> None:
     """Raise ValueError if a kernel can send neither half of a device's key heads each way nor half of their tokens."""
     if BLOCK_KERNELS[name].whole_parts and not BLOCK_KERNELS[name].has_even_halves(key_heads):

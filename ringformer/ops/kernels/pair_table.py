@@ -94,7 +94,7 @@ def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
     starts = array.where(is_first, array.arange(n, dtype=np.int32), np.int32(n))
     later = np.minimum.accumulate(starts[::-1])[::-1] if array is np else lax.cummin(starts, reverse=True)
     following = array.concatenate([later[1:], array.full(1, n, np.int32)])
-    length = (1 - dead).sum()
+    length = (1 - dead).sum(dtype=np.int32)
     columns = [jnp.asarray(x, jnp.int32) for x in (*columns, array.cumsum(is_first) - 1, following)]
     return tuple(columns), int(length) if array is np else length
 
