@@ -13,35 +13,21 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.commit import ROOT
+from tests.mutations.forks import QUIET, in_a_fork, replace_here_and_below
 from tests.mutations.mutations import MUTATIONS, Mutation
-from tests.mutations.startup.replaced_file import VARIABLE, replace_file
 
-STARTUP = Path(__file__).parent / "startup"
-
-LIBRARIES = (
-    "jax",
-    "jax.numpy",
-    "flax.nnx",
-    "optax",
-    "orbax.checkpoint",
-    "pytest",
-    "ml_collections",
-    "jaxtyping",
-    "beartype",
-)
-"""Imported once, before the forks. None of them starts a thread or a backend on import."""
+SHOWN = 2_000
+"""Characters of an error that are printed: its end says most."""
 
 
 class Outcome(NamedTuple):
-    """What became of some tests."""
+    """Result of some tests."""
 
     passed: int
     failed: int
@@ -51,13 +37,12 @@ class Outcome(NamedTuple):
 
 
 class Results:
-    """Pytest plugin that keeps what became of each test."""
+    """Pytest plugin that counts the tests that pass, and keeps the messages of the others."""
 
     def __init__(self):
         self.passed = 0
         self.failures: list[str] = []
         self.others: list[str] = []
-        self.texts: list[str] = []
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:
@@ -67,8 +52,6 @@ class Results:
             self.failures.append(crash.message if crash else str(report.longrepr))
         elif not report.passed:
             self.others.append(f"{report.nodeid} was {report.outcome} in its {report.when}")
-        if report.failed:
-            self.texts.append(report.longreprtext)
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -92,16 +75,33 @@ def try_tests(tests: list[str], mutation: Mutation | None = None) -> Outcome:
     Raises ValueError if the patch does not apply exactly once, RuntimeError if the tests could not be run.
     """
     text = mutated_text(mutation) if mutation else None
-    replaced = {"path": str(ROOT / "ringformer" / mutation.file), "text": text} if mutation else None
+
+    def work(folder: Path) -> dict:
+        if mutation and text:
+            replace_here_and_below(str(ROOT / "ringformer" / mutation.file), text, folder)
+        return _run_pytest(tests)
+
     begun = time.perf_counter()
-    result = _in_a_fork(tests, replaced)
+    answer = in_a_fork(work)
     seconds = time.perf_counter() - begun
-    ran = result["passed"] + len(result["failures"])
+    if answer.value is None:
+        raise RuntimeError(f"the tests {tests} could not be run:\n{answer.output}")
+    passed, failures, others = (answer.value[key] for key in ("passed", "failures", "others"))
+    ran = passed + len(failures)
     # A NameError is no verdict on the arithmetic: what a test asserts must have failed.
-    asserted = all(message.startswith(("AssertionError", "assert ", "Failed: ")) for message in result["failures"])
-    if result["others"] or ran != len(tests) or not asserted:
-        raise RuntimeError(f"the tests {tests} could not be run:\n{result['others']}\n{result['output']}")
-    return Outcome(result["passed"], len(result["failures"]), seconds, result["output"])
+    asserted = all(message.startswith(("AssertionError", "assert ", "Failed: ")) for message in failures)
+    if others or ran != len(tests) or not asserted:
+        raise RuntimeError(f"the tests {tests} could not be run:\n{others}\n{answer.output}")
+    return Outcome(passed, len(failures), seconds, answer.output)
+
+
+def _run_pytest(tests: list[str]) -> dict:
+    """Run tests in this process, and return the number that passed and the messages of the others."""
+    os.environ["JAXTYPING_DISABLE"] = "1"  # a wrong dtype must fail what the test asserts, not the signature
+    import_module("jaxtyping").config.update("jaxtyping_disable", True)
+    results = Results()
+    import_module("pytest").main([*QUIET, *(f"tests/{test}" for test in tests)], plugins=[results])
+    return {"passed": results.passed, "failures": results.failures, "others": results.others}
 
 
 def try_apart(tests: list[str], mutation: Mutation | None = None) -> Outcome:
@@ -117,63 +117,6 @@ print(json.dumps(try_tests(tests, Mutation(*fields) if fields else None)))
     if process.returncode:
         raise RuntimeError(process.stderr)
     return Outcome(*json.loads(process.stdout.splitlines()[-1]))
-
-
-def _in_a_fork(tests: list[str], replaced: dict | None) -> dict:
-    """What a child process made of the tests."""
-    for library in LIBRARIES:
-        import_module(library)
-    with tempfile.TemporaryDirectory() as folder:
-        answer, output = Path(folder) / "answer.json", Path(folder) / "output.txt"
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child == 0:
-            _run_and_exit(tests, replaced, answer, output)
-        os.waitpid(child, 0)
-        text = output.read_text(errors="replace") if output.exists() else ""
-        if not answer.exists():
-            raise RuntimeError(f"the tests {tests} could not be run:\n{text}")
-        return json.loads(answer.read_text()) | {"output": text}
-
-
-def _run_and_exit(tests: list[str], replaced: dict | None, answer: Path, output: Path):
-    """The child: run the tests, write what became of them, and end without the parent's handlers."""
-    try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.stdout = sys.stderr = os.fdopen(descriptor, "w", closefd=False)
-        os.chdir(ROOT)
-        for name in [name for name in os.environ if name.startswith("PYTEST_")]:
-            del os.environ[name]
-        os.environ["JAXTYPING_DISABLE"] = "1"  # a wrong dtype must fail what the test asserts, not the signature
-        import_module("jaxtyping").config.update("jaxtyping_disable", True)
-        if replaced:
-            written = answer.with_name("replaced.json")
-            written.write_text(json.dumps(replaced))
-            os.environ[VARIABLE] = str(written)
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), os.environ.get("PYTHONPATH"))))
-            replace_file(replaced["path"], replaced["text"])
-        results = Results()
-        arguments = [
-            "-W",
-            "ignore::pytest.PytestAssertRewriteWarning",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "--tb=short",
-        ]
-        import_module("pytest").main([*arguments, *(f"tests/{test}" for test in tests)], plugins=[results])
-        verdict = {"passed": results.passed, "failures": results.failures, "others": results.others}
-        answer.write_text(json.dumps(verdict))
-        sys.stdout.flush()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(0)
 
 
 def changed_since(revision: str) -> set[str]:
@@ -195,13 +138,15 @@ def main(words: list[str] | None = None) -> int:
     for number, mutation in enumerate(chosen, 1):
         try:
             outcome = try_tests([mutation.test], mutation)
-            verdict = "caught" if outcome.failed else "SURVIVED"
-            seconds = f"{outcome.seconds:.0f} s"
         except (RuntimeError, ValueError) as error:
-            verdict, seconds = "NOT TRIED", str(error)[-2000:]
+            verdict = "NOT TRIED"
+            details = str(error)[-SHOWN:]
+        else:
+            verdict = "caught" if outcome.failed else "SURVIVED"
+            details = f"{outcome.seconds:.0f} s"
         if verdict != "caught":
             survived.append(mutation)
-        print(f"{number:4} of {len(chosen)}  {verdict}: {mutation.name}, by {mutation.test}, {seconds}", flush=True)
+        print(f"{number:4} of {len(chosen)}  {verdict}: {mutation.name}, by {mutation.test}, {details}", flush=True)
     print(f"{len(chosen) - len(survived)} of {len(chosen)} mutations are caught by the test that they name")
     return bool(survived)
 
