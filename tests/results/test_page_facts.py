@@ -133,7 +133,7 @@ def no_result(word: str) -> bool:
 
 
 CLAIMS = {
-    "Those of TPUs have only been compiled and emulated": lambda: not [m for m in measurements() if m.kind == "tpu"],
+    "The TPU kernels have only been compiled and emulated": lambda: not [m for m in measurements() if m.kind == "tpu"],
     "Kernels have run on few chips": lambda: len({m.chip for m in measurements()}) < 4,
     "Attention's TFLOP/s, and four of the five train steps of the script, are not measured yet": lambda: (
         "attention" not in GPU and len(GPU["steps"]) == 1
