@@ -13,7 +13,8 @@ is
 The nearest tests run first (`nearness.py`), up to a number of CPU-seconds a round. Everything runs in one process and
 its forks, as for the listed mutations (`run.py`), but with the checks of signatures, as in the suite. Verdicts are
 appended to build/mutants/, so that a stopped command goes on. At the end, each test that has caught a mutant must pass
-on the true package, or its verdicts are taken back. The table is in results/mutants.json.
+on the true package, or its verdicts are taken back. Once all mutants have a verdict, the table is written to
+results/mutants.json.
 """
 
 import argparse
@@ -179,6 +180,21 @@ def tests_of_both(before: str, costs: dict[str, float]) -> tuple[list[Test], lis
 
 
 def try_all(mutants: list[Mutant], usual: list[Test], cut: list[Test], verdicts: Verdicts) -> None:
+    """Judge the mutants that have no verdict yet, until every test that has caught one passes on the true package."""
+    believed: set[str] = set()
+    failing: set[str] = set()
+    while True:
+        sound = [[test for test in tests if test.name not in failing] for tests in (usual, cut)]
+        try_each(mutants, *sound, verdicts)
+        unsound = take_back_unsound(verdicts, believed, usual + cut)
+        if not unsound:
+            return
+        failing |= unsound
+        believed |= verdicts.catching()
+        print(f"these fail without a mutant, and judge none: {sorted(unsound)}", flush=True)
+
+
+def try_each(mutants: list[Mutant], usual: list[Test], cut: list[Test], verdicts: Verdicts) -> None:
     """Judge the mutants that have no verdict yet."""
     for number, mutant in enumerate(mutants, 1):
         if mutant.name in verdicts.by_mutant:
@@ -191,10 +207,19 @@ def try_all(mutants: list[Mutant], usual: list[Test], cut: list[Test], verdicts:
         print(f"{number:4} of {len(mutants)}  {line}", flush=True)
 
 
+def take_back_unsound(verdicts: Verdicts, believed: set[str], tests: list[Test]) -> set[str]:
+    """Take back the verdicts of tests that fail on the true package, and return these tests."""
+    names = verdicts.catching() - believed
+    modules = [Test(test.module, 0.0) for test in tests if test.module in names]  # a mutant was caught on their import
+    catching = [test for test in tests if test.name in names]
+    unsound = failing_on_the_true_package([*dict.fromkeys(modules), *catching])
+    verdicts.take_back(unsound)
+    return unsound
+
+
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.mutations.machine_made", description=__doc__.split("\n\n")[0]
-    )
+    summary = __doc__.split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations.machine_made", description=summary)
     parser.add_argument("--before", metavar="REVISION", required=True, help="the last commit before the cut")
     parser.add_argument("--seed", type=int, default=0, help="seed of the drawing")
     parser.add_argument("--count", type=int, default=300, help="number of mutants")
@@ -203,29 +228,20 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--report", action="store_true", help="report the verdicts so far, and judge no other mutants")
     args = parser.parse_args(words)
     BUILD.mkdir(parents=True, exist_ok=True)
-    costs = read_costs(args.costs)
-    usual, cut = tests_of_both(args.before, costs)
+    usual, cut = tests_of_both(args.before, read_costs(args.costs))
     files = files_near({test.module for test in cut})
     mutants = [mutant for mutant in draw(files, args.count, args.seed) if args.only in mutant.name]
     verdicts = Verdicts(BUILD / f"verdicts-{commit()}-{args.seed}.jsonl")
-    print(
-        f"{len(usual):,} usual tests, {len(cut):,} cut ones, {len(mutants)} mutants of {len(files)} files", flush=True
-    )
-    believed: set[str] = set()
-    while True:
-        if not args.report:
-            try_all(mutants, usual, cut, verdicts)
-        failing = failing_on_the_true_package(verdicts.catching() - believed, costs)
-        believed |= verdicts.catching()
-        verdicts.take_back(failing)
-        if not failing or args.report:
-            break
-        print(f"these fail without a mutant, and judge none: {sorted(failing)}", flush=True)
-        usual = [test for test in usual if test.name not in failing]
-        cut = [test for test in cut if test.name not in failing]
+    print(f"{len(usual):,} usual tests, {len(cut):,} cut ones", flush=True)
+    print(f"{len(mutants)} mutants of {len(files)} files", flush=True)
+    if args.report:
+        take_back_unsound(verdicts, set(), usual + cut)
+    else:
+        try_all(mutants, usual, cut, verdicts)
     results = report(args, mutants, verdicts)
     print(json.dumps(results, indent=1))
-    if not args.only:
+    counts = results["mutants"]["all"]
+    if not args.only and counts["tried"] == counts["drawn"]:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 

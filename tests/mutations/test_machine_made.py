@@ -1,6 +1,6 @@
 """Mutants that a machine draws: where they are, which tests come first, and the verdict on one of each kind."""
 
-from tests.mutations import machine_made, nearness
+from tests.mutations import machine_made, nearness, trials
 from tests.mutations.drawing import KINDS, Mutant, Places, draw
 from tests.mutations.machine_made import Verdicts, judge
 from tests.mutations.nearness import Round, Test, affordable, distances, nearest_first, read_costs
@@ -104,3 +104,16 @@ def test_the_verdict_names_the_test(monkeypatch, tmp_path):
     assert again.by_mutant[mutant.name]["verdict"] == "caught"
     again.take_back({usual[0].name})
     assert again.by_mutant == {}
+
+
+def test_a_test_that_kills_the_true_package_stops_no_other(monkeypatch):
+    dying, failing, working = (f"tests/test_a.py::test_{name}" for name in ("dying", "failing", "working"))
+
+    def try_tests(tests, mutant, first_failure_ends):
+        assert mutant is None and not first_failure_ends
+        names = {test.name for test in tests}
+        return trials.Trial({dying: "died"}, 0) if dying in names else trials.Trial({failing: "failed"}, len(names))
+
+    monkeypatch.setattr(trials, "try_tests", try_tests)
+    tests = [Test(name, 1.0) for name in (dying, failing, working)]
+    assert trials.failing_on_the_true_package(tests) == {dying, failing}

@@ -8,7 +8,7 @@ import pytest
 from tests.commit import ROOT
 from tests.mutations.drawing import Mutant
 from tests.mutations.forks import QUIET, in_a_fork, replace_here_and_below
-from tests.mutations.nearness import UNKNOWN_SECONDS, Test
+from tests.mutations.nearness import Test
 
 RUNNING = ROOT / "build" / "mutants" / "running.txt"
 """Holds the node id of the test that runs."""
@@ -88,15 +88,16 @@ def try_tests(tests: list[Test], mutant: Mutant | None, first_failure_ends: bool
     return Trial(**answer.value)
 
 
-def failing_on_the_true_package(names: set[str], costs: dict[str, float]) -> set[str]:
-    """Return the tests that fail without any mutant."""
-    failing = set()
-    left = sorted(names)
+def failing_on_the_true_package(tests: list[Test]) -> set[str]:
+    """Return the names of the tests that fail without any mutant. Raises RuntimeError if pytest cannot begin."""
+    failing: set[str] = set()
+    left = tests
     while left:
-        tests = [Test(name, costs.get(name, UNKNOWN_SECONDS)) for name in left]
-        trial = try_tests(tests, None, first_failure_ends=False)
+        trial = try_tests(left, None, first_failure_ends=False)
         failing |= set(trial.failures)
-        if trial.ran:
+        if trial.ran or not trial.failures:
             break
-        left = [name for name in left if name not in failing]
+        if NO_TEST in failing:
+            raise RuntimeError(f"the true package has no verdict: {trial.failures}")
+        left = [test for test in left if test.name not in failing]  # the process died in one: go on without it
     return failing
