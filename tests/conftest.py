@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 
 from tests.cpu_flags import FLAGS, OLD_EMITTERS
@@ -14,9 +15,10 @@ import jax
 import jaxtyping
 import pytest
 
+from ringformer.processes import signals
 from tests.signatures import check
 
-pytest_plugins = ["tests.counted_runs", "tests.usual_suite"]
+pytest_plugins = ["tests.counted_runs", "tests.unordered_loops", "tests.usual_suite"]
 
 # The shapes and dtypes in the signatures of these modules hold in every test; for users nothing checks them.
 jaxtyping.install_import_hook(
@@ -29,6 +31,10 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_traceback_in_locations_limit", 1)  # the lines of Python in a program take a tenth of the suite
 jax.jit(lambda: 0)()  # now the flags are read
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(OLD_EMITTERS, "")  # for libtpu
+
+# Ctrl-C ends the suite: training in a test's own process must not take it as a request to stop that run. The processes
+# that tests start take it, as for users.
+signals.SIGNALS = tuple(number for number in signals.SIGNALS if number != signal.SIGINT)
 
 # JAX keeps millions of objects: Python's default would walk them again and again.
 gc.freeze()

@@ -12,6 +12,7 @@ from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.layer_kinds import LayerKind, scan_periods
 from ringformer.models.offloaded_scan import offloaded_scan
 from ringformer.ops.ring_passes import SAVED_OUTPUT, SAVED_SOFTMAX
+from ringformer.ops.simulated_devices import after
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -59,7 +60,30 @@ def _run(layer: Callable, c: DecoderConfig, offload: Callable | None, x, layers,
 
 
 def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shared):
-    layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
+    layer = _recomputed_in_order(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False))
     if offload is not None:
         return offload(lambda *arguments: layer(*arguments)[0], x, layers, shared), None
     return lax.scan(lambda x, weights: layer(x, weights, shared), x, layers)
+
+
+def _recomputed_in_order(layer: Callable) -> Callable:
+    """Let the backward of `layer(x, weights, shared)` begin after its cotangent has arrived.
+
+    What a layer recomputes depends on what it kept, and not on the layers behind it. On simulated devices, its ring
+    could therefore run at the same time as the backward ring of another layer (`ops/simulated_devices.py`).
+    """
+
+    @jax.custom_vjp
+    def in_order(x, weights, shared):
+        return layer(x, weights, shared)
+
+    def forward(x, weights, shared):
+        y, vjp = jax.vjp(lambda x, weights: layer(x, weights, shared), x, weights)
+        return y, vjp
+
+    def backward(vjp, cotangent):
+        dx, dweights = after(vjp, jax.tree.leaves(cotangent)[0])(cotangent)
+        return dx, dweights, None
+
+    in_order.defvjp(forward, backward)
+    return in_order
