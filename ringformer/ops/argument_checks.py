@@ -77,6 +77,16 @@ def as_chunk(name: str, value) -> int | None:
     return chunk
 
 
+def as_options(causal, return_lse, ulysses, q_chunk, k_chunk) -> tuple[bool, bool, int, int | None, int | None]:
+    """Return these options as Python values. Raises ValueError that names the wrong one."""
+    causal = as_flag("causal", causal)
+    return_lse = as_flag("return_lse", return_lse)
+    ulysses = as_whole_number("ulysses", ulysses)
+    q_chunk = as_chunk("q_chunk", q_chunk)
+    k_chunk = as_chunk("k_chunk", k_chunk)
+    return causal, return_lse, ulysses, q_chunk, k_chunk
+
+
 def as_softcap(logit_softcap) -> float | None:
     """Return the bound of the logits as float. Raises ValueError unless it is positive and finite."""
     if logit_softcap is None:

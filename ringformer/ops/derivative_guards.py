@@ -1,10 +1,11 @@
-"""Guards that raise a clear error if an op does not support a derivative, or `jax.vmap`.
+"""Guards: identity functions that raise a clear error where an op does not support a derivative, or `jax.vmap`.
 
-A `custom_vjp` supports reverse mode, and forward mode over reverse mode (its backward is differentiated like any
-program). That covers `jax.grad`, `jax.hessian`, and Hessian-vector products whose gradient is taken with respect to
-every input that the outer tangent moves. (Any other input that the tangent moves is in pure forward mode, which is
-refused.) The guards are identity functions. They detect the mode by what happens to their tangent: forward mode
-evaluates it, reverse mode transposes it.
+An op with a `custom_vjp` supports reverse mode, and forward mode over reverse mode, because JAX differentiates its
+backward like any other program. This covers `jax.grad`, `jax.hessian`, and Hessian-vector products if the inner
+gradient is by every input that the outer tangent moves. An input that only the tangent moves is in forward mode alone,
+which a `custom_vjp` does not support.
+
+A guard recognizes the mode by its tangent: forward mode evaluates the tangent, reverse mode transposes it.
 """
 
 import jax
@@ -15,18 +16,30 @@ from jaxtyping import PyTree
 
 
 def reverse_mode_only(tree: PyTree, name: str) -> PyTree:
-    """Return `tree`; forward mode through it raises a NotImplementedError that names the op and supported modes."""
+    """Return `tree` unchanged, for the inputs of an op with a `custom_vjp`.
+
+    Forward mode through it raises NotImplementedError. The message has the op's `name` and the modes that work; JAX's
+    own error names neither.
+    """
     return _guard(_no_evaluation, tree, name)
 
 
 def once_reversible(tree: PyTree, name: str) -> PyTree:
-    """Return `tree`; a second reverse mode through it raises a NotImplementedError that names an alternative."""
+    """Return `tree` unchanged, for the results of a loop whose trip count depends on data.
+
+    Reverse mode through it raises NotImplementedError, because JAX cannot reverse such a loop. Loops inside a
+    `custom_vjp` are only reversed by a second reverse mode. The message has the op's `name` and says to use forward
+    mode over reverse mode.
+    """
     return _guard(_no_transpose, tree, name)
 
 
 def without_derivatives(tree: PyTree, name: str, instead: str) -> PyTree:
-    """Return `tree`; a derivative of it raises a NotImplementedError that names an alternative. For code inside a
-    `custom_vjp`, where only a second derivative differentiates it."""
+    """Return `tree` unchanged, for code inside a `custom_vjp` that has no derivative of its own, such as a kernel.
+
+    Any derivative of it raises NotImplementedError. Only a second derivative of the op differentiates such code, so the
+    message says that `name` has no second derivative, and that `instead` has one.
+    """
 
     def refuse(*_):
         raise NotImplementedError(f"{name} has no second derivative: {instead} has")
@@ -35,11 +48,16 @@ def without_derivatives(tree: PyTree, name: str, instead: str) -> PyTree:
 
 
 def unbatched(tree: PyTree, reason: str) -> PyTree:
-    """Return `tree`; `jax.vmap` over it, its tangents or cotangents raises a NotImplementedError with the reason."""
+    """Return `tree` unchanged, for arrays of an op that JAX cannot batch.
+
+    `jax.vmap` over them, their tangents or their cotangents raises NotImplementedError with the `reason` as its
+    message; JAX's own error would not say what to do.
+    """
     return jax.tree.map(lambda x: _no_batching.bind(x, name=reason), tree)
 
 
 def _guard(primitive, tree, name):
+    """Pass `tree` through an identity whose tangents pass through the primitive."""
     return _identity(tree, lambda primals, tangents: (*primals, primitive.bind(*tangents, name=name)))
 
 
@@ -55,7 +73,8 @@ def _identity(tree, jvp):
 
 
 def _identity_primitive(primitive_name: str) -> Primitive:
-    """Make a linear identity of one array."""
+    """Make a primitive that returns its array unchanged and supports every transformation. A guard replaces the rule of
+    the one that it refuses."""
     primitive = Primitive(primitive_name)
     primitive.def_impl(lambda x, name: x)
     primitive.def_abstract_eval(lambda x, name: x)

@@ -168,11 +168,9 @@ def ring_attention(
       ValueError: shapes, dtypes, layout or chunks are inconsistent; the message names both sides.
       NotImplementedError: a derivative that is not supported, or `jax.vmap` where groups of devices exchange heads.
     """
-    causal = argument_checks.as_flag("causal", causal)
-    return_lse = argument_checks.as_flag("return_lse", return_lse)
-    ulysses = argument_checks.as_whole_number("ulysses", ulysses)
-    q_chunk = argument_checks.as_chunk("q_chunk", q_chunk)
-    k_chunk = argument_checks.as_chunk("k_chunk", k_chunk)
+    causal, return_lse, ulysses, q_chunk, k_chunk = argument_checks.as_options(
+        causal, return_lse, ulysses, q_chunk, k_chunk
+    )
     argument_checks.check(q, k, v, layout, causal, segment_ids, segments, bias)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
     check_kernel(kernel, q.dtype)

@@ -93,11 +93,9 @@ def sharded_ring_attention(
     """
     if axis_name not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
-    causal = argument_checks.as_flag("causal", causal)
-    return_lse = argument_checks.as_flag("return_lse", return_lse)
-    ulysses = argument_checks.as_whole_number("ulysses", ulysses)
-    q_chunk = argument_checks.as_chunk("q_chunk", q_chunk)
-    k_chunk = argument_checks.as_chunk("k_chunk", k_chunk)
+    causal, return_lse, ulysses, q_chunk, k_chunk = argument_checks.as_options(
+        causal, return_lse, ulysses, q_chunk, k_chunk
+    )
     argument_checks.check(q, k, v, layout, causal, segment_ids, segments, bias)
     _check_rows(mesh, batch_axes, axis_name, q.shape[0])
     window, attend_first, logit_softcap = argument_checks.as_numbers(window, attend_first, logit_softcap)

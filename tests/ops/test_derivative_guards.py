@@ -65,15 +65,27 @@ def test_second_derivatives_equal_the_oracle(name):
     assert_close(dict(second=found), dict(second=expected))
 
 
-@pytest.mark.parametrize(
-    "f",
-    [of_one(segment_ids=IDS), of_ring(2, "contiguous"), of_ring(2, "zigzag", segment_ids=IDS)],
-    ids=["documents", "contiguous ring", "documents on a ring"],
-)
-def test_reverse_over_reverse_through_loops_of_data_is_refused_with_the_way_out(f):
+REFUSED = {
+    "documents": of_one(segment_ids=IDS),
+    "documents on a ring": of_ring(2, "zigzag", segment_ids=IDS),
+    "documents that ascend": of_ring(2, "zigzag", segment_ids=IDS, segments="ascending"),
+    "contiguous ring": of_ring(2, "contiguous"),
+    "gathered contiguous ring": of_ring(2, "contiguous", ring="gathered"),
+    "window on a ring": of_ring(2, "zigzag", window=3),
+    "window on a contiguous ring": of_ring(2, "contiguous", window=3),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_reverse_over_reverse_through_loops_of_data_is_refused_with_the_way_out(name):
+    """The message names every cause: documents, windows and the contiguous layout."""
     x = jnp.asarray(normal(0, *SHAPE))
-    with pytest.raises(NotImplementedError, match=r"reverse mode over reverse.*segment_ids.*jax.jvp\(jax.grad"):
-        jax.eval_shape(partial(gradient_of_gradient, f), x, x)
+    message = (
+        "ring_attention cannot take reverse mode over reverse mode.*with segment_ids, with a window, or in the "
+        r"contiguous layout on a ring: .*jax\.jvp\(jax\.grad\(f\), \.\.\.\) or jax\.hessian"
+    )
+    with pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(partial(gradient_of_gradient, REFUSED[name]), x, x)
 
 
 OPS = {
