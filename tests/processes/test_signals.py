@@ -1,13 +1,17 @@
 """Signals are heard while the main thread is in C, and Ctrl-C from the first moments of the command on."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from ringformer.processes.signals import SIGNALS, SignalThread
+
+ROOT = Path(__file__).parent.parent.parent
 
 HEARS = """
 import os, signal, zlib
@@ -33,6 +37,29 @@ def test_signals_are_heard_before_c_comes_back():
             assert process.stdout.readline() == f"heard {name}\n"
         assert process.stdout.readline() == "back\n"
         assert process.wait(30) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_ends_the_suite(tmp_path, workers):
+    """A test trains in its own process when Ctrl-C reaches the process group. All processes end within seconds."""
+    tests = "tests/train/test_exact_resume.py"
+    command = [sys.executable, "-m", "pytest", f"-n{workers}", f"--basetemp={tmp_path}/tests", "-m", "not slow", tests]
+    with_default = ["env", "--default-signal=INT", *command]  # a shell ignores SIGINT in background jobs
+    process = subprocess.Popen(
+        with_default, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    while not any('"loss"' in path.read_text() for path in tmp_path.rglob("metrics.jsonl")):
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.02)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert time.monotonic() - began < 15, output
+    assert process.returncode == 2, output
+    assert "KeyboardInterrupt" in output
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 def test_handlers_are_put_back():
