@@ -79,7 +79,8 @@ def change_after_check(monkeypatch, damage):
     monkeypatch.setattr(verify, "checkpoint_faults", checked)
 
 
-@pytest.mark.parametrize("of_each", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.usual("zarr 3-False-2")
+@pytest.mark.parametrize("of_each", [2, 6])
 @pytest.mark.parametrize("between", [False, True])
 def test_no_trial_is_silent(run, monkeypatch, between, of_each):
     tried = 0

@@ -18,6 +18,7 @@ from tests.damage import flip
 from tests.processes.test_stopping import rows
 
 
+@pytest.mark.slow
 def test_the_best_one_is_not_judged_by_losses_of_steps_made_again(config, steps, monkeypatch):
     """Steps 4 and 6 were the best, are lost, and come out worse: step 2 is the best and stays."""
     losses = [9.0, 5.0, 2.0, 1.0] + [7.0, 8.0]
@@ -56,6 +57,7 @@ def test_rows_that_are_lost_are_told_and_skipped_steps_are_remembered(config, st
     assert [again[step] for step in (4, 5, 6)] == [rates[step] for step in (4, 5, 6)]
 
 
+@pytest.mark.slow
 def test_a_finished_run_whose_last_checkpoint_is_damaged_is_not_finished(config, steps, capfd):
     config = dataclasses.replace(config, checkpoint_every=3)
     train(prepare(config))

@@ -110,6 +110,7 @@ def test_a_save_that_is_due_in_a_streak_comes_after_it(long, steps):
     assert saved_steps(long.run_dir) == [3, 6, 9, 12, 15, 18, 26, 27]
 
 
+@pytest.mark.slow
 def test_a_streak_is_counted_over_a_stop(long, steps):
     steps.at = dict.fromkeys(range(22, 34), bad_gradient) | {25: stopped(bad_gradient)}
     with pytest.raises(Terminated):
@@ -120,6 +121,7 @@ def test_a_streak_is_counted_over_a_stop(long, steps):
     assert saved_steps(long.run_dir) == [18, 21, 25]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_in_a_streak_has_its_last_step_and_says_so(long, steps, capfd):
     steps.at = dict.fromkeys(range(22, 25), bad_gradient)
     train(prepare(dataclasses.replace(long, steps=24)))

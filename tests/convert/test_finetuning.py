@@ -69,6 +69,7 @@ def test_from_transformers_through_a_run_to_transformers(corpus, tmp_path):
     assert np.abs(logits(load(theirs), tokens) - found).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_run_with_a_tokenizer_of_its_own_names_its_end_of_a_document(corpus, tmp_path):
     folder = save_model(tmp_path / "theirs", "llama_1")
     model = from_hf(folder, tmp_path / "ours")

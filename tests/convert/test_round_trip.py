@@ -14,7 +14,7 @@ from ringformer.inference.generator import Generator, load_model
 from tests.convert.models import CONTEXT, FAMILIES, load, logits, save_model, tensors
 
 
-@pytest.mark.usual("llama_3.1", "yarn")
+@pytest.mark.usual("yarn")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_logits_and_greedy_tokens(family, tmp_path):
     theirs = save_model(tmp_path / "theirs", family)

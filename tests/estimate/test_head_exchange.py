@@ -65,6 +65,7 @@ def test_exchanges_and_hops_of_a_layer(target, ulysses, key_heads):
     assert all(t.asynchronous == (asynchronous or t.kind != "all-to-all") for t in found)
 
 
+@pytest.mark.slow
 @on_tpu
 def test_an_evaluation_exchanges_heads_asynchronously():
     exchanges = [t for t in transfers("v5p:2x2x2", 4, 2, EVALUATION) if t.kind == "all-to-all"]

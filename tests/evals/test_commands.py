@@ -111,6 +111,7 @@ def test_questions_about_documents(size, run, answered_by, capsys):
     assert "questions is 5, not 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_document_is_read_once_and_each_question_answered_as_alone(tmp_path, monkeypatch):
     """By a model with weights; one question at a time, and three."""
     folder, appended, append = runs.model_folder(tmp_path / "model", 1024), [], Session._append

@@ -202,6 +202,7 @@ def test_ten_signals_to_a_single_process(folder, start, number):
         at = check_stopped(folder, processes, number, 10)
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_saves(folder, start):
     """Nobody reads standard error any more: the run goes on, until SIGHUP saves and ends it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, if the suite itself was started by nohup

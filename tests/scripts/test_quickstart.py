@@ -14,6 +14,8 @@ import pytest
 from ringformer.cli import main
 from tests.scripts.launching import ROOT
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "steps=3",
     "optimizer.warmup_steps=1",
@@ -56,7 +58,6 @@ def shown(tmp_path_factory):
     return quickstart(tmp_path_factory.mktemp("quickstart"), *SMALL)
 
 
-@pytest.mark.slow
 def test_every_part_stands_under_its_heading(shown):
     """In a file of either stream: the lines of a training go to stderr, and so does what announces them."""
     found = re.findall(r"^(\d of 3): train at a context of (\d+)|^step (\d+/\d+) |^(prompt of) ", shown.progress, re.M)
@@ -93,8 +94,8 @@ def test_the_summary_is_a_file_too(shown):
     assert summary["ring_vs_vanilla_max_rel_err"] < 1e-4
 
 
-@pytest.mark.slow  # the quickstart as it ships: five minutes of two cores
 def test_it_ends_on_text(tmp_path):
+    """The quickstart as it ships: five minutes of two cores."""
     shown = quickstart(tmp_path)
     _, text = ending(shown)
     print(text)  # for whoever looks with -s

@@ -72,6 +72,7 @@ def reached(folder) -> list[int | None]:
     return [latest_step(folder / "run" / f"stage-{i}-{64 * i}") for i in (1, 2, 3)]
 
 
+@pytest.mark.slow
 def test_a_stage_whose_predecessor_changed_is_refused_or_begun_anew(folder, capfd):
     """The first of three is lengthened after all were trained."""
     write_config(folder, 2, 3, 4)

@@ -112,6 +112,7 @@ def test_an_interrupted_run_resumes_on_another_mesh(whole, config, capfd):
         assert relative_error(a[cut], b[cut]) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_parameters_of_another(whole, config, tmp_path):
     """At twice the context: step 0 evaluates the other run's parameters, and the optimizer starts anew."""
     whole, first = whole

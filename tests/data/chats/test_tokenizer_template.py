@@ -172,7 +172,7 @@ def workers() -> set[int]:
     return found
 
 
-@pytest.mark.usual("a constant power", "a constant power in a condition")
+@pytest.mark.usual("a constant power in a condition")
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
 def test_a_template_without_end_ends(folder, template, monkeypatch):
     gc.collect()

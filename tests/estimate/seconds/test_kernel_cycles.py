@@ -98,6 +98,7 @@ def test_what_has_no_machine_code_stays_as_it_is(monkeypatch):
     assert with_machine_code(workload("4xH100"), estimate, pytest.fail) is estimate
 
 
+@pytest.mark.slow
 @on_tpu
 def test_a_compiler_that_writes_no_machine_code_is_said(monkeypatch):
     def none(workload, wanted, part):
