@@ -102,11 +102,12 @@ class Attention(nnx.Module):
         sizes = config.sizes
         if config.PARTS.bias:
             self.bq, self.bk, self.bv = (
-                nnx.Param(jnp.zeros((sizes[heads], sizes["d"])), letters=f"{heads}d") for heads in "HKK"
+                nnx.Param(jnp.zeros((sizes[heads], sizes["d"]), jnp.float32), letters=f"{heads}d") for heads in "HKK"
             )
         if config.PARTS.qk_norm:
+            neutral = 1 - config.PARTS.norm_offset
             self.q_norm, self.k_norm = (
-                nnx.Param(jnp.full([sizes[i] for i in letters], 1 - config.PARTS.norm_offset), letters=letters)
+                nnx.Param(jnp.full([sizes[i] for i in letters], neutral, jnp.float32), letters=letters)
                 for letters in (("d", "d") if config.PARTS.qk_norm == "head" else ("Hd", "Kd"))
             )
 

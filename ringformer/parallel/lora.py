@@ -198,11 +198,11 @@ class Lora:
             arrays = []
             for i, (path, x) in enumerate(leaves):
                 if path[-1].key == "b":
-                    array = jnp.zeros(x.shape)
+                    array = jnp.zeros(x.shape, jnp.float32)
                 else:
                     bound = math.prod(x.shape[1:-1]) ** -0.5
                     key = jax.random.fold_in(jax.random.key(seed), i)
-                    array = jax.random.uniform(key, x.shape, minval=-bound, maxval=bound)
+                    array = jax.random.uniform(key, x.shape, jnp.float32, minval=-bound, maxval=bound)
                 arrays.append(array)
             adapters = jax.tree.unflatten(structure, arrays)
             return jax.tree.map(_padded, self.adapters, adapters)

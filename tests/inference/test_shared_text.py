@@ -18,13 +18,9 @@ CASES = {
     "dp": ({}, "2,1,1,2", None, [[2, 48]]),
 }
 
-SLOW = "shared cache, ring of 4", "windows"
 
-
-@pytest.mark.usual("dp")
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_rows_go_on_as_alone_up_to_the_last_token_that_fits(case, monkeypatch):
     """The longest row has exactly as many tokens as the model reads at most, and its batch comes last."""
     changes, mesh_dim, chunk, read = CASES[case]

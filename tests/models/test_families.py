@@ -90,6 +90,13 @@ def test_parameters_are_counted(preset):
     assert sum(int(np.prod(x.shape)) for x in shapes) == config.num_params
 
 
+@pytest.mark.parametrize("family", TINY)
+def test_parameters_are_float32_under_x64(family):
+    with jax.enable_x64(True):
+        shapes = jax.tree.leaves(abstract_model(tiny(family))[1])
+    assert {str(x.dtype) for x in shapes} == {"float32"}
+
+
 RELEASED = {
     "qwen2.5_7b": 7_615_616_512,
     "qwen3_8b": 8_190_735_360,

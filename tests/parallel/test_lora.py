@@ -144,6 +144,16 @@ def test_fresh_adapters_change_nothing():
         assert np.std(weight["a"]) == pytest.approx((3 * inputs) ** -0.5, rel=0.2)
 
 
+def test_fresh_adapters_are_the_same_under_x64():
+    mesh = make_mesh("1,1,1,1", jax.devices()[:1])
+    expected = Lora(LORA, CONFIG, mesh).make_init(0)()
+    with jax.enable_x64(True):
+        found = Lora(LORA, CONFIG, mesh).make_init(0)()
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype == np.float32
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
