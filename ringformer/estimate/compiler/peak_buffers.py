@@ -37,7 +37,7 @@ class Buffer(NamedTuple):
     op_name: str
     """JAX's name of the operation, preceded by its transformations; empty if the compiler added it."""
     source: str
-    """File and line of the innermost frame outside libraries, as "ringformer/models/decoder.py:31"; empty if unknown."""
+    """File and line of the innermost frame outside libraries, as "ringformer/ops/layouts.py:31"; empty if unknown."""
     is_argument: bool
     """True for the state and the batch, which stay in memory for the whole step."""
 
