@@ -16,7 +16,10 @@ MOST_SECONDS = 12.0
 
 DEAR = {
     "tests/train/test_distributed.py::test_two_processes_train_as_one_does": "two processes compile a run each",
-    "tests/models/test_families.py::test_a_ring_trains_as_one_device": "a step of four kinds of layers, compiled twice",
+    "tests/ops/kernels/test_flash_attention.py::test_gradients_of_one_half_of_the_heads_travel_during_the_other": (
+        "kernels of a ring of four in the interpreter"
+    ),
+    "tests/ops/test_windows.py::test_tpu_kernels": "kernels with windows in the interpreter",
     "tests/convert/test_adapters.py::test_the_code_of_the_card_loads_them": "its module trains, and exports twice",
     "tests/convert/test_model_card.py::test_metadata_and_licence_are_those_of_the_base": "its module trains three runs",
 }

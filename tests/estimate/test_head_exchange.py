@@ -37,16 +37,10 @@ def transfers(target: str, ulysses: int, key_heads: int, program: str = TRAIN_ST
     return [t for t in schedule.transfers if len(t.shape) > 2 and (t.kind == "all-to-all" or "ring" in purpose(t))]
 
 
-@pytest.mark.usual("v5e:4x2-4-4")
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize(
-    ("target", "ulysses", "key_heads"),
-    [
-        ("v5p:2x2x2", 2, 4),
-        ("v6e:4x2", 4, 2),
-        ("v5e:4x2", 4, 4),
-        pytest.param("v4:2x2x2", 4, 4, marks=pytest.mark.slow),
-    ],
+    ("target", "ulysses", "key_heads"), [("v5p:2x2x2", 2, 4), ("v6e:4x2", 4, 2), ("v5e:4x2", 4, 4), ("v4:2x2x2", 4, 4)]
 )
 def test_exchanges_and_hops_of_a_layer(target, ulysses, key_heads):
     """T tokens of H heads go to heads and back, and the copied key heads go there, three times: forward, forward again

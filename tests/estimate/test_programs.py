@@ -141,8 +141,9 @@ def test_attention_kept_in_host_memory(kernel):
     assert "attention recomputed" not in e.schedule.purposes
 
 
+@pytest.mark.slow
 @on_tpu
-@pytest.mark.parametrize("generate_code", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("generate_code", [False, True])
 def test_what_does_not_fit(generate_code):
     e = compile_apart(replace(workload(LONG), batch_size=1024), generate_code=generate_code)
     assert not e.fits and e.peak_bytes > e.hbm_bytes and e.schedule is None

@@ -55,7 +55,7 @@ def alone():
     return of
 
 
-QUICK = ("olmo3",)
+QUICK = ("smollm3",)
 OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in TINY if family not in (*QUICK, "llama")]
 
 

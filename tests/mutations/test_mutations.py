@@ -22,6 +22,7 @@ def test_every_patch_applies_once_and_changes_the_program():
 UNKNOWN_LAYOUT = "ops/test_layouts.py::test_unknown_layout_is_named"
 
 
+@pytest.mark.slow
 def test_a_mutation_that_changes_nothing_survives():
     same = Mutation("same", "ops/layouts.py", "PARTS = {", "PARTS =  {", UNKNOWN_LAYOUT)
     assert try_apart([UNKNOWN_LAYOUT], same)[:2] == (1, 0)
@@ -32,6 +33,7 @@ def test_a_mutation_that_changes_what_is_asserted_is_caught():
     assert try_apart([UNKNOWN_LAYOUT], wrong)[:2] == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_test_that_cannot_run_has_no_verdict():
     rotten = Mutation(
         "rotten", "ops/layouts.py", "if layout not in VISIBLE", "if layuot not in VISIBLE", UNKNOWN_LAYOUT

@@ -80,6 +80,7 @@ def test_a_hop_is_a_kernel(compiled):
         assert sum(times for times, grid in mine if grid[:2] == (K * 8, 0)) == n - halves
 
 
+@pytest.mark.slow
 @on_tpu
 def test_a_kernel_says_its_products(program):
     """4 d a pair of a query and a key forward, 10 d backward, of each query head."""

@@ -124,6 +124,7 @@ def test_a_list_that_is_cut(packed, monkeypatch):
     assert_close(out, dense(inputs, cotangents, segment_ids=ids))
 
 
+@pytest.mark.slow
 def test_bidirectional_and_a_scale_that_is_negative():
     inputs, cotangents = arrays(2 * 200, B=1, H=2, K=1)
     expected = dense(inputs, cotangents, causal=False, scale=-0.3)
