@@ -40,6 +40,7 @@ LARGE = 1e38
 """Bias, in that unit, from which float32 arithmetic may overflow."""
 
 
+@jax.enable_x64(False)  # Mosaic has no 64-bit numbers, which Python's would become
 def block_forward(
     state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float, softcap: float | None = None
 ) -> Softmax:
@@ -63,6 +64,7 @@ def prepare(cotangents: Cotangents) -> Cotangents:
     return Cotangents(do, jnp.stack([m, delta * weight]))
 
 
+@jax.enable_x64(False)  # Mosaic has no 64-bit numbers, which Python's would become
 def block_backward(
     dq: Float32[Array, "B K G T d"],
     queries: Queries,

@@ -52,7 +52,6 @@ from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
 from ringformer.ops.varying_axes import vary_like
 
 
-@jax.enable_x64(False)  # Mosaic has no 64-bit numbers, which Python's would become
 def flash_backward(
     dq: Float32[Array, "B K G T d"],
     dkv: Float32[Array, "2 B K S d"] | None,

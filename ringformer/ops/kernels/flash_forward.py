@@ -53,7 +53,6 @@ from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
 from ringformer.ops.online_softmax import Softmax
 
 
-@jax.enable_x64(False)  # Mosaic has no 64-bit numbers, which Python's would become
 def flash_forward(
     state: Softmax,
     queries: Queries,
