@@ -14,6 +14,7 @@ fi
 .venv/bin/python -m ruff check .
 .venv/bin/python -m mypy
 [ $# -gt 0 ] || bash scripts/docs.sh
+bash scripts/fetch_released.sh || echo "tests/released will fail: it reads these archives" >&2
 # Most of the time is compilation, which uses one core per process, so two processes run. Each begins with half of the
 # files, so that a file's fixtures are made once, and takes tests of the other when it has none left.
 exec .venv/bin/python -m pytest -n 2 --dist worksteal -m "$marker" "$@"

@@ -1,0 +1,1 @@
+"""Released models, tokenizers and chat templates: `bash scripts/fetch_released.sh` gets their archives."""
