@@ -46,7 +46,7 @@ from ringformer.data.chats.conversations import Message, read_chats
 from ringformer.data.chats.template_worker import ChatTemplate
 from ringformer.data.chats.templates import Template, TemplateName, load_template
 from ringformer.data.chats.tokenizer_template import segments_of
-from ringformer.data.sources.records import Malformed
+from ringformer.data.sources.malformed import Malformed
 from ringformer.data.stores.encoding import ChatEncoder
 from ringformer.data.stores.options import StoreOptions
 from ringformer.data.tokenizers.byte_level import ByteTokenizer

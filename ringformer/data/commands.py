@@ -29,6 +29,8 @@ def _prepare(args: argparse.Namespace) -> None:
     from ringformer.data.tokenizers.load import load_tokenizer
 
     options, directory = from_flags(args, StoreOptions), Path(args.store)
+    if args.clean != "usual" and not options.rules and args.clean:
+        raise ValueError(f"--clean={args.clean}: only the rule html cleans {args.format}: leave out the others")
     for store in open_or_build(directory, options, load_tokenizer(options.tokenizer)):
         if store is not None:
             store.check.wait(print)
@@ -94,7 +96,7 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespa
     from ringformer.data.stores.options import StoreOptions
 
     parser.description = "Train a SentencePiece tokenizer on documents."
-    add_flags(parser, StoreOptions, ("source", "field", "split", "skip_empty"))
+    add_flags(parser, StoreOptions, ("source", "field", "split", "skip_empty", "encoding", "skip_malformed"))
     parser.add_argument("--vocab_size", type=int, required=True, help="number of tokens")
     parser.add_argument("--out", required=True, help="the .model file to write")
     return _tokenizer
@@ -102,8 +104,19 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespa
 
 def _tokenizer(args: argparse.Namespace) -> None:
     from ringformer.data.sources.documents import read_documents
+    from ringformer.data.sources.malformed import Malformed
     from ringformer.data.tokenizers.sentencepiece import train_sentencepiece
 
-    documents = read_documents(args.source, field=args.field, split=args.split, skip_empty=args.skip_empty)
+    documents = read_documents(
+        args.source,
+        field=args.field,
+        split=args.split,
+        skip_empty=args.skip_empty,
+        encoding=args.encoding,
+        any_bytes=False,
+        malformed=Malformed(skip=args.skip_malformed),
+    )
     train_sentencepiece((document.text for document in documents), args.out, args.vocab_size)
+    for reason, count in sorted(documents.left_out.items()):
+        print(f"{count:,} {reason}")
     print(f"wrote {args.out}")

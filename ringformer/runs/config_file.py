@@ -31,7 +31,7 @@ from ml_collections import ConfigDict, config_flags
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.data.chats.templates import template_name
 from ringformer.data.stores.integrity import read_meta
-from ringformer.data.stores.options import OF_DOCUMENTS
+from ringformer.data.stores.options import NOT_RECORDED
 from ringformer.files.run_layout import CONFIG, METRICS
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of, family_with
@@ -80,7 +80,7 @@ def _take_from_store(data: ConfigDict, named: Collection[str]) -> None:
         made["template"] = template_name(made["template"])
     if "format" in made:  # what such a format does not record it does not have
         made = {
-            field.name: field.default for field in dataclasses.fields(DataConfig) if field.name in OF_DOCUMENTS
+            field.name: field.default for field in dataclasses.fields(DataConfig) if field.name in NOT_RECORDED
         } | made
     for field in dataclasses.fields(DataConfig):
         by_file = "data.store" not in named and data[field.name] != field.default

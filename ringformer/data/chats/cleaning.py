@@ -85,7 +85,7 @@ class Cleaning:
         return [*before, *kept] if kept else []
 
     def _markdown(self, message: Message) -> Message:
-        if "html" not in self._rules or message.role != "assistant" or not _HTML.match(message.content):
+        if "html" not in self._rules or message.role != "assistant" or not is_html(message.content):
             return message
         content = to_markdown(message.content)
         self.counts["answers turned from HTML to markdown"] += 1
@@ -146,6 +146,11 @@ def content_digest(messages: Iterable[Message]) -> bytes:
     texts = [(message.role, f"{message.content}{message.extra}".encode()) for message in messages]
     frame = " ".join(f"{role} {len(text)}" for role, text in texts)
     return hashlib.blake2b(b"".join([frame.encode(), *(text for _, text in texts)]), digest_size=16).digest()
+
+
+def is_html(text: str) -> bool:
+    """Return True for a text that is one element of HTML."""
+    return _HTML.match(text) is not None
 
 
 def to_markdown(html: str) -> str:

@@ -1,19 +1,28 @@
-"""Conversations: ShareGPT records, OpenAI messages and Alpaca's instructions, read from JSON, JSON lines or tables.
+"""Conversations: ShareGPT records, OpenAI messages and pairs of question and answer, read from JSON, JSON lines or
+tables.
 
 sharegpt   {"id": ..., "conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
-messages   {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "tools": [...]}
-alpaca     {"instruction": ..., "input": ..., "output": ..., "system": ...}; input and system may be absent
+messages   {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "tools": [...]};
+           the list may be called "conversations"
+alpaca     {"instruction": ..., "input": ..., "output": ..., "system": ...}; input and system may be absent, and the
+           output be called "response"
+prompt     {"prompt": ..., "completion": ..., "system": ...}; the completion may be called "response", and both may be
+           lists of messages
 
-An assistant's message may have `tool_calls`, and then no content; messages of the role `tool` answer them. As in
-OpenAI's files for finetuning, an assistant's message of `weight` 0 is not trained on.
+A content is a text, or a list of parts such as {"type": "text", "text": ...}; other parts cannot be read. An
+assistant's message may have `tool_calls`, and then no content; messages of the role `tool` answer them. As in OpenAI's
+files for finetuning, an assistant's message of `weight` 0 is not trained on.
 """
 
 import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
-from ringformer.data.sources.records import Malformed, read_rows, weight_of
+from ringformer.data.sources.malformed import Malformed, MalformedRecord
+from ringformer.data.sources.records import read_rows, weight_of
+from ringformer.data.sources.text_encoding import UTF_8
 
 ROLES = {
     "system": "system",
@@ -27,15 +36,46 @@ ROLES = {
     "developer": "system",
     "tool": "tool",
 }
-ChatFormat = Literal["sharegpt", "messages", "alpaca"]
-FORMATS: dict[ChatFormat, tuple[str, str, str]] = {
-    "sharegpt": ("conversations", "from", "value"),
-    "messages": ("messages", "role", "content"),
-    "alpaca": ("messages", "role", "content"),
+ChatFormat = Literal["sharegpt", "messages", "alpaca", "prompt"]
+
+
+class Turns(NamedTuple):
+    """Shape of a record with a list of turns."""
+
+    turns: tuple[str, ...]
+    """Keys that the list may have."""
+    role: str
+    text: str
+    """Keys of a turn's speaker and text."""
+
+
+class Instructions(NamedTuple):
+    """Shape of a record with a question and an answer; `system` may be added."""
+
+    question: str
+    answers: tuple[str, ...]
+    """Keys that the answer may have; a record has one of them."""
+    more: tuple[str, ...] = ()
+    """Keys of texts that follow the question."""
+    lists: bool = False
+    """True if question and answer may be lists of messages, with the record's `tools`."""
+
+
+TURNS = Turns(("messages", "conversations"), "role", "content")
+FORMATS: dict[ChatFormat, Turns | Instructions] = {
+    "sharegpt": Turns(("conversations",), "from", "value"),
+    "messages": TURNS,
+    "alpaca": Instructions("instruction", ("output", "response"), more=("input",)),
+    "prompt": Instructions("prompt", ("completion", "response"), lists=True),
 }
-"""Keys of a record's turns, and of a turn's speaker and text; Alpaca's records become messages first."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of content parts that are text, in OpenAI's two interfaces."""
 EXTRA = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
 """Keys of a message besides its text that chat templates read, by its role."""
+
+
+OTHER_SHAPE, NO_TEXT, WRONG_TOOLS = "another shape", "a content that is not text", "wrong tools or calls"
+"""Reasons that reports count."""
 
 
 class Message(NamedTuple):
@@ -60,7 +100,13 @@ class Conversation(NamedTuple):
 
 
 def read_chats(
-    source: str, chat_format: ChatFormat, *, split: str, malformed: Malformed, weight_field: str = ""
+    source: str,
+    chat_format: ChatFormat,
+    *,
+    split: str,
+    malformed: Malformed,
+    weight_field: str = "",
+    encodings: Sequence[str] = UTF_8,
 ) -> Iterator[Conversation]:
     """Read the conversations of `source`, and report unreadable records to `malformed`.
 
@@ -69,82 +115,143 @@ def read_chats(
     """
     if chat_format not in FORMATS:
         raise ValueError(f"unknown chat format {chat_format!r}; known: {', '.join(FORMATS)}")
-    for record, name in read_rows(source, split=split, malformed=malformed):
+    for record, name in read_rows(source, split=split, malformed=malformed, encodings=encodings):
         try:
-            turns = _instruction(record) if chat_format == "alpaca" else record
-            messages = _messages(turns, *FORMATS[chat_format])
+            messages = read_messages(record, chat_format)
             weight = weight_of(record, weight_field)
-        except ValueError as error:
-            malformed(f"{name}: {error}")
+        except MalformedRecord as fault:
+            malformed(f"{name}: {fault}", fault.reason, record)
             continue
         yield Conversation(messages, name, weight)
 
 
-def _instruction(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the messages of one of Alpaca's records."""
-    values = {key: record.get(key) or "" for key in ("system", "instruction", "input", "output")}
-    for key, value in values.items():
-        if type(value) is not str:
-            raise ValueError(f"{key!r} is {type(value).__name__}, not text")
-        if not value and key in ("instruction", "output"):
-            raise ValueError(f"no {key!r}; it has: {', '.join(record) or 'nothing'}")
-    question = "\n\n".join(filter(None, (values["instruction"], values["input"])))
-    turns = ("system", values["system"]), ("user", question), ("assistant", values["output"])
-    return {"messages": [{"role": role, "content": text} for role, text in turns if text]}
+def formats_of(record: dict[str, Any]) -> list[ChatFormat]:
+    """Return the formats that read a record as a conversation with at least one message."""
+    readable: list[ChatFormat] = []
+    for chat_format in FORMATS:
+        with suppress(MalformedRecord):
+            if read_messages(record, chat_format):
+                readable.append(chat_format)
+    return readable
 
 
-def _messages(record: dict[str, Any], turns_key: str, role_key: str, text_key: str) -> tuple[Message, ...]:
-    turns, tools = record.get(turns_key), record.get("tools")
+def read_messages(record: dict[str, Any], chat_format: ChatFormat) -> tuple[Message, ...]:
+    """Return the messages of a record. Raises MalformedRecord for a record of another shape."""
+    shape = FORMATS[chat_format]
+    if isinstance(shape, Instructions):
+        return _messages(_instruction(record, shape), record if shape.lists else {}, TURNS)
+    key = next((key for key in shape.turns if record.get(key) is not None), shape.turns[0])
+    turns = record.get(key)
     if not isinstance(turns, list):
-        raise ValueError(f"no list {turns_key!r}; it has: {', '.join(record) or 'nothing'}")
+        names = " or ".join(repr(name) for name in shape.turns)
+        raise MalformedRecord(f"no list {names}; it has: {', '.join(record) or 'nothing'}", OTHER_SHAPE)
+    return _messages(turns, record, shape)
+
+
+def _instruction(record: dict[str, Any], shape: Instructions) -> list[Any]:
+    """Return the turns of a record with a question and an answer. Either may be a list of messages, of which the
+    question's are not trained on."""
+    given = [key for key in shape.answers if record.get(key)]
+    if len(given) > 1:
+        raise MalformedRecord(f"it has {' and '.join(map(repr, given))}: keep the one that is the answer", OTHER_SHAPE)
+    answer_key = given[0] if given else shape.answers[0]
+    keys = ("system", shape.question, *shape.more, answer_key)
+    values = {key: record.get(key) or "" for key in keys}
+    for key, value in values.items():
+        if type(value) is not str and not (type(value) is list and shape.lists and key in (shape.question, answer_key)):
+            raise MalformedRecord(f"{key!r} is {type(value).__name__}, not text", OTHER_SHAPE)
+        if not value and key in (shape.question, answer_key):
+            missing = repr(key) if key == shape.question else " or ".join(map(repr, shape.answers))
+            raise MalformedRecord(f"no {missing}; it has: {', '.join(record) or 'nothing'}", OTHER_SHAPE)
+    question, answer = values[shape.question], values[answer_key]
+    if isinstance(question, str):
+        text = "\n\n".join(filter(None, (question, *(values[key] for key in shape.more))))
+        question = [{"role": "user", "content": text}]
+    else:
+        question = [turn | {"weight": 0} if _is_answer(turn) else turn for turn in question]
+    if isinstance(answer, str):
+        answer = [{"role": "assistant", "content": answer}]
+    system = [{"role": "system", "content": values["system"]}] if values["system"] else []
+    return [*system, *question, *answer]
+
+
+def _is_answer(turn: Any) -> bool:
+    return isinstance(turn, dict) and turn.get("role") == "assistant"
+
+
+def _messages(turns: list[Any], record: dict[str, Any], shape: Turns) -> tuple[Message, ...]:
+    tools = record.get("tools")
     try:
         tools = json.loads(tools) if isinstance(tools, str) and tools else tools
     except ValueError:
-        raise ValueError("its 'tools' are not JSON") from None
+        raise MalformedRecord("its 'tools' are not JSON", WRONG_TOOLS) from None
     if tools and not isinstance(tools, list):
-        raise ValueError(f"its 'tools' are {type(tools).__name__}, not a list")
+        raise MalformedRecord(f"its 'tools' are {type(tools).__name__}, not a list", WRONG_TOOLS)
     messages = [Message("tools", json.dumps(_without_nulls(tools)))] if tools else []
-    for i, turn in enumerate(turns):
-        calls = isinstance(turn, dict) and bool(turn.get("tool_calls"))
-        if not isinstance(turn, dict) or role_key not in turn or not (text_key in turn or calls):
-            raise ValueError(f"turn {i} is not an object with {role_key!r} and {text_key!r}")
-        if turn.get("function_call"):
-            raise ValueError(f"turn {i} has a function_call, OpenAI's old form: write it as tool_calls")
-        role: Any = turn[role_key]
-        text: Any = turn.get(text_key)
-        extra = _extra(turn, EXTRA.get(role, ()) if type(role) is str else (), i)
-        if text is None and "tool_calls" in extra:
-            text = ""
-        for key, value in ((role_key, role), (text_key, text)):
-            if type(value) is not str:
-                raise ValueError(f"the {key!r} of turn {i} is {type(value).__name__}, not text")
-        if role not in ROLES:
-            raise ValueError(f"turn {i} is by {reprlib.repr(role)}; known: {', '.join(ROLES)}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"turn {i} cannot be written as UTF-8: {error}") from None
-        if (weight := turn.get("weight")) not in (None, 0, 1):
-            raise ValueError(f"the 'weight' of turn {i} is {reprlib.repr(weight)}; it must be 0 or 1")
-        messages.append(Message(ROLES[role], text, json.dumps(extra) if extra else "", weight != 0))
-    return tuple(messages)
+    return (*messages, *(_message(turn, f"turn {i}", shape) for i, turn in enumerate(turns)))
 
 
-def _extra(turn: Mapping[str, Any], keys: Sequence[str], i: int) -> dict[str, Any]:
+def _message(turn: Any, name: str, shape: Turns) -> Message:
+    """Return the message of a turn; errors call it `name`."""
+    calls = isinstance(turn, dict) and bool(turn.get("tool_calls"))
+    if not isinstance(turn, dict) or shape.role not in turn or not (shape.text in turn or calls):
+        raise MalformedRecord(f"{name} is not an object with {shape.role!r} and {shape.text!r}", OTHER_SHAPE)
+    if turn.get("function_call"):
+        raise MalformedRecord(f"{name} has a function_call, OpenAI's old form: write it as tool_calls", WRONG_TOOLS)
+    role: Any = turn[shape.role]
+    extra = _extra(turn, EXTRA.get(role, ()) if type(role) is str else (), name)
+    text: Any = _joined(turn.get(shape.text), name)
+    if text is None and "tool_calls" in extra:
+        text = ""
+    for key, value in ((shape.role, role), (shape.text, text)):
+        if type(value) is not str:
+            raise MalformedRecord(f"the {key!r} of {name} is {type(value).__name__}, not text", NO_TEXT)
+    if role not in ROLES:
+        raise MalformedRecord(f"{name} is by {reprlib.repr(role)}; known: {', '.join(ROLES)}", "an unknown role")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedRecord(f"{name} cannot be written as UTF-8: {error}", "not valid Unicode") from None
+    if (weight := turn.get("weight")) not in (None, 0, 1):
+        raise MalformedRecord(
+            f"the 'weight' of {name} is {reprlib.repr(weight)}; it must be 0 or 1", "a message with a wrong weight"
+        )
+    return Message(ROLES[role], text, json.dumps(extra) if extra else "", weight != 0)
+
+
+def _joined(content: Any, name: str) -> Any:
+    """Return the text of a content that is a list of parts, one after the other, as chat templates write it; return
+    other contents as they are."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if not isinstance(part, dict) or kind not in TEXT_PARTS or type(part.get("text")) is not str:
+            raise MalformedRecord(f"{name} has a part of type {reprlib.repr(kind)}; only text can be read", NO_TEXT)
+        texts.append(part["text"])
+    if not texts:
+        raise MalformedRecord(f"the content of {name} is an empty list", NO_TEXT)
+    return "".join(texts)
+
+
+def _extra(turn: Mapping[str, Any], keys: Sequence[str], name: str) -> dict[str, Any]:
     """Return those of the keys of a turn that have a value, with the arguments of calls as objects."""
     extra = {key: _without_nulls(turn[key]) for key in keys if turn.get(key)}
     calls = extra.get("tool_calls", [])
     if not isinstance(calls, list):
-        raise ValueError(f"the 'tool_calls' of turn {i} are {type(calls).__name__}, not a list")
+        raise MalformedRecord(f"the 'tool_calls' of {name} are {type(calls).__name__}, not a list", WRONG_TOOLS)
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or type(function.get("name")) is not str:
-            raise ValueError(f"a call of turn {i} has no function with a name")
+            raise MalformedRecord(f"a call of {name} has no function with a name", WRONG_TOOLS)
         if type(arguments := function.get("arguments")) is str:  # OpenAI writes JSON text, templates read objects
             try:
                 function["arguments"] = json.loads(arguments)
             except ValueError:
-                raise ValueError(f"the arguments of {function['name']} in turn {i} are not JSON") from None
+                raise MalformedRecord(
+                    f"the arguments of {function['name']} in {name} are not JSON", WRONG_TOOLS
+                ) from None
     return extra
 
 

@@ -1,19 +1,23 @@
 """Documents of a source: the text of a file, or of a field of a record.
 
 A document without text is an error that names it, unless `skip_empty` is set. The standard library is the
-exception: its empty files, mostly `__init__.py`, are always left out. Files are read byte for byte: line ends are kept,
-and bytes that are not UTF-8 become Python's `surrogateescape` characters.
+exception: its empty files, mostly `__init__.py`, are always left out. Line ends of files are kept. A file in none of
+the encodings is an error; binary files are left out, counted and named. For the tokenizer `bytes`, a pattern of files
+reads them byte for byte: bytes that are not UTF-8 become Python's `surrogateescape` characters.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringformer.data.sources.compressibility import Between
+from ringformer.data.sources.malformed import Malformed, MalformedRecord
 from ringformer.data.sources.records import ROWS, Row, read_rows, weight_of
-from ringformer.data.sources.source_files import KINDS, files_of, open_file, source_files
+from ringformer.data.sources.source_files import KINDS, files_of, source_files
+from ringformer.data.sources.text_encoding import Undecodable, parse_encodings
+from ringformer.data.sources.text_files import Binary, check_size, read_bytes, read_text, undecodable_files
 
 
 class Document(NamedTuple):
@@ -23,27 +27,28 @@ class Document(NamedTuple):
     name: str
     weight: float = 1.0
     """Number of copies that training gets."""
+    is_file: bool = False
+    """True for a whole file, whose name is its path."""
 
 
 @dataclass
 class Documents:
-    """Documents of an iterable that have text; `skipped` counts the documents without.
-
-    A document of more than `max_bytes` bytes raises ValueError; without `skip_empty`, so does an empty document.
+    """Documents of an iterable that have text; `skipped` counts the documents without. Without `skip_empty`, an empty
+    document raises ValueError.
     """
 
     documents: Iterable[Document]
     skip_empty: bool = False
-    max_bytes: int | None = None
     between: Between | None = None
     """Documents to keep, of those with text; None: all."""
+    malformed: Malformed = field(default_factory=lambda: Malformed(skip=False))
+    """Counts of what could not be read."""
     skipped: int = 0
 
     def __iter__(self) -> Iterator[Document]:
         self.skipped, kept = 0, None if self.between is None else iter(self.between.keep)
         for document in self.documents:
             if document.text:
-                check_size(document.name, len(document.text.encode("utf-8", "replace")), self.max_bytes)
                 if kept is None or next(kept, True):
                     yield document
             elif self.skip_empty:
@@ -57,20 +62,12 @@ class Documents:
     @property
     def left_out(self) -> Counter[str]:
         """Number of documents left out so far, by reason."""
-        counts = Counter({"empty documents skipped": self.skipped})
+        counts = Counter({"empty documents skipped": self.skipped}) + self.malformed.counts
         if self.between is not None:
             low, high = self.between.low, self.between.high
             reason = f"documents dropped: gzip compresses them less than {low:.2f} or more than {high:.2f} times"
             counts[reason] = int((~self.between.keep).sum())
         return counts
-
-
-def check_size(name: str, size: int, max_bytes: int | None) -> None:
-    """Raise ValueError if a document of `size` bytes has more than `max_bytes` bytes."""
-    if max_bytes is not None and size > max_bytes:
-        raise ValueError(
-            f"{name} has more than max_document_bytes={max_bytes:,} bytes of text: split it, or raise the limit"
-        )
 
 
 def read_documents(
@@ -81,6 +78,10 @@ def read_documents(
     skip_empty: bool = False,
     max_bytes: int | None = None,
     weight_field: str = "",
+    encoding: str = "",
+    any_bytes: bool = True,
+    malformed: Malformed | None = None,
+    change: Callable[[Document], Document] | None = None,
 ) -> Documents:
     """Read the documents of `source` (see `source_files.py`). The result can be iterated once.
 
@@ -90,42 +91,104 @@ def read_documents(
       skip_empty: skip documents without text instead of raising ValueError.
       max_bytes: most bytes of a document; None: no limit.
       weight_field: the key of a record's weight; "": all weigh 1.
+      encoding: encodings to try (`parse_encodings`), for files of text and JSON; "": UTF-8.
+      any_bytes: read files of text byte for byte if they are not UTF-8, as the tokenizer `bytes` can.
+      malformed: handler of records and files that cannot be read; None: they raise ValueError.
+      change: changes documents before it is known which of them are empty, or raises MalformedRecord.
 
     Raises:
       ValueError: for an unknown kind, a malformed line, a missing field or split, or an empty or too large document.
       FileNotFoundError: if no file matches.
     """
     kind, _, where = source.partition(":")
+    encodings = parse_encodings(encoding)
+    malformed = malformed or Malformed(skip=False)
     if weight_field and kind not in ROWS:
-        raise ValueError(f"weight_field={weight_field!r} needs a source with records, not {source!r}")
+        raise ValueError(
+            f"weight_field={weight_field!r} needs a source with records, not {source!r}: leave out --weight_field"
+        )
+    any_bytes = any_bytes and not encoding
     if source == "stdlib":
-        files = source_files(source).items()
-        return Documents((Document(_read_text(path, None), name) for name, path in files), skip_empty=True)
+        files = source_files(source)
+        documents = _files(files, encodings, max_bytes=None, any_bytes=any_bytes, malformed=malformed)
+        return Documents(documents, skip_empty=True, malformed=malformed)
     if kind == "text" and where:
-        texts = (Document(_read_text(path, max_bytes), str(path)) for path in files_of(source))
-        return Documents(texts, skip_empty=skip_empty)
-    if kind in ROWS and where:
-        rows = read_rows(source, split=split, only=(field, *filter(None, [weight_field])))
-        return Documents(_fields(rows, field, weight_field), skip_empty=skip_empty, max_bytes=max_bytes)
-    raise ValueError(f"unknown source {source!r}; accepted: {', '.join(KINDS)}")
+        files = {str(path): path for path in files_of(source)}
+        patterned = any_bytes and not Path(where).is_dir()
+        documents = _files(files, encodings, max_bytes=max_bytes, any_bytes=patterned, malformed=malformed)
+    elif kind in ROWS and where:
+        only = (field, *filter(None, [weight_field]))
+        rows = read_rows(source, split=split, malformed=malformed, only=only, encodings=encodings)
+        errors = "surrogateescape" if any_bytes else "strict"
+        documents = _fields(rows, field, weight_field, max_bytes, errors, malformed)
+    else:
+        raise ValueError(f"unknown source {source!r}; accepted: {', '.join(KINDS)}")
+    if change is not None:
+        documents = _changed(documents, change, malformed)
+    return Documents(documents, skip_empty=skip_empty, malformed=malformed)
 
 
-def _fields(rows: Iterable[Row], field: str, weight_field: str) -> Iterator[Document]:
-    for record, name in rows:
-        if field not in record:
-            raise ValueError(f"{name} has no field {field!r}; it has: {', '.join(record) or 'none'}")
-        text = "" if record[field] is None else record[field]
-        if type(text) is not str:
-            raise ValueError(f"field {field!r} of {name} holds {type(text).__name__}, not text")
+def _files(
+    files: Mapping[str, Path], encodings: Sequence[str], *, max_bytes: int | None, any_bytes: bool, malformed: Malformed
+) -> Iterator[Document]:
+    """Yield a document for each file that is text."""
+    for number, (name, path) in enumerate(files.items()):
         try:
-            weight = weight_of(record, weight_field)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        yield Document(text, name, weight)
+            if any_bytes:
+                text = read_bytes(path, max_bytes).decode("utf-8", "surrogateescape")
+            else:
+                text = read_text(path, encodings, max_bytes)
+        except Binary:
+            malformed.leave_out_file(name, "binary")
+        except Undecodable as fault:
+            if not malformed.skip:
+                raise undecodable_files(list(files.values())[number:], encodings) from None
+            malformed.leave_out_file(name, f"not {' or '.join(encodings)}")
+            malformed.first = malformed.first or f"{name}: {fault}"
+        else:
+            yield Document(text, name, is_file=True)
 
 
-def _read_text(path: Path, max_bytes: int | None) -> str:
-    with open_file(path) as file:
-        content = file.read(-1 if max_bytes is None else max_bytes + 1)
-    check_size(str(path), len(content), max_bytes)
-    return content.decode("utf-8", "surrogateescape")
+def _fields(
+    rows: Iterable[Row], field: str, weight_field: str, max_bytes: int | None, errors: str, malformed: Malformed
+) -> Iterator[Document]:
+    """Yield the text in a field of each record."""
+    for record, name in rows:
+        try:
+            text = _text(record, field)
+            check_size(name, len(text.encode("utf-8", "surrogatepass")), max_bytes)
+            check_unicode(text, errors)
+            yield Document(text, name, weight_of(record, weight_field))
+        except MalformedRecord as fault:
+            malformed(f"{name}: {fault}", fault.reason, record)
+
+
+def _changed(
+    documents: Iterable[Document], change: Callable[[Document], Document], malformed: Malformed
+) -> Iterator[Document]:
+    for document in documents:
+        try:
+            changed = change(document)
+        except MalformedRecord as fault:
+            malformed(f"{document.name}: {fault}", fault.reason)
+            continue
+        yield changed
+
+
+def _text(record: Mapping[str, Any], field: str) -> str:
+    if field not in record:
+        reason = f"no field {field!r}"
+        raise MalformedRecord(f"it has {reason}; it has: {', '.join(record) or 'none'}", reason)
+    text: Any = "" if record[field] is None else record[field]
+    if type(text) is not str:
+        kind = type(text).__name__
+        raise MalformedRecord(f"its field {field!r} holds {kind}, not text", f"no text in the field {field!r}")
+    return text
+
+
+def check_unicode(text: str, errors: str = "strict") -> None:
+    """Raise MalformedRecord for half of a surrogate pair, which is no character."""
+    try:
+        text.encode("utf-8", errors)
+    except UnicodeEncodeError as error:
+        raise MalformedRecord(f"its text is not valid Unicode: {error}", "not valid Unicode") from None

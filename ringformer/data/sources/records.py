@@ -2,20 +2,22 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringformer.data.sources.malformed import Malformed, MalformedRecord
 from ringformer.data.sources.source_files import KINDS, files_of, open_file
 from ringformer.data.sources.tables import TABLES, read_tables
+from ringformer.data.sources.text_encoding import UTF_8, Undecodable, decode
+from ringformer.data.sources.text_files import lines_of, undecodable_files
 
 ROWS = ("jsonl", "json", *TABLES)
 """Kinds of source that have records."""
 MOST_COPIES = 1000
 """Largest weight of a record."""
+REST = "the rest of a JSON array, from a fault on"
+"""Reason of an array that cannot be read to its end."""
 
 _SEPARATOR = re.compile(r"\s*(?:,\s*|(?=\]))(\]?)")
 
@@ -28,38 +30,32 @@ class Row(NamedTuple):
     name: str
 
 
-@dataclass
-class Malformed:
-    """Handler of records that cannot be read: raises an error naming the first such record or, with `skip`, counts
-    them.
-    """
-
-    skip: bool
-    count: int = 0
-
-    def __call__(self, message: str) -> None:
-        if not self.skip:
-            raise ValueError(f"{message}. Repair it, or skip and count such records: --skip_malformed")
-        self.count += 1
-
-
 def weight_of(record: dict[str, Any], field: str) -> float:
-    """Return the weight of a record, its number in `field`; 1 without a field. Raises ValueError for anything else."""
+    """Return the weight of a record, its number in `field`; 1 without a field. Raises MalformedRecord for anything
+    else."""
     if field and field not in record:
-        raise ValueError(f"it has no weight {field!r}; it has: {', '.join(record) or 'nothing'}")
+        raise MalformedRecord(f"it has no weight {field!r}; it has: {', '.join(record) or 'nothing'}", "no weight")
     weight: Any = record[field] if field else 1.0
     if type(weight) not in (int, float) or not 0 <= weight <= MOST_COPIES:
-        raise ValueError(f"the weight {field!r} is {weight!r}; it must be a number from 0 to {MOST_COPIES:,}")
+        raise MalformedRecord(
+            f"the weight {field!r} is {weight!r}; it must be a number from 0 to {MOST_COPIES:,}", "a wrong weight"
+        )
     return float(weight)
 
 
 def read_rows(
-    source: str, *, split: str = "train", malformed: Malformed | None = None, only: tuple[str, ...] = ()
+    source: str,
+    *,
+    split: str = "train",
+    malformed: Malformed | None = None,
+    only: tuple[str, ...] = (),
+    encodings: Sequence[str] = UTF_8,
 ) -> Iterator[Row]:
     """Read the records of a source. The result can be iterated once.
 
-    If a table has a column of `only`, no other columns are read. A line that is not an object goes to `malformed`,
-    which raises ValueError by default.
+    If a table has a column of `only`, no other columns are read. Blank lines are counted. A line that is not an object
+    goes to `malformed`, which raises ValueError by default, and so does a file that cannot be decoded; that error names
+    all such files.
     """
     kind, _, where = source.partition(":")
     if kind not in ROWS or not where:
@@ -71,11 +67,8 @@ def read_rows(
             for row, record in enumerate(batch.columns.to_pylist())
         )
     malformed = malformed or Malformed(skip=False)
-    readers: dict[str, Callable[[Path], Iterator[tuple[Any, str]]]] = {
-        "jsonl": partial(_jsonl, malformed=malformed),
-        "json": _json,
-    }
-    return _objects(chain.from_iterable(map(readers[kind], files_of(source))), malformed)
+    parse = {"jsonl": _jsonl, "json": _json}[kind]
+    return _objects(_parsed(files_of(source), parse, encodings, malformed), malformed)
 
 
 def _objects(records: Iterable[tuple[Any, str]], malformed: Malformed) -> Iterator[Row]:
@@ -84,33 +77,56 @@ def _objects(records: Iterable[tuple[Any, str]], malformed: Malformed) -> Iterat
         if type(record) is dict:
             yield Row(record, name)
         else:
-            malformed(f"{name} holds a JSON {type(record).__name__}, not an object")
+            malformed(f"{name} holds a JSON {type(record).__name__}, not an object", "not an object")
 
 
-def _jsonl(path: Path, malformed: Malformed) -> Iterator[tuple[Any, str]]:
-    with open_file(path) as lines:
-        for number, line in enumerate(lines, 1):
-            name = f"{path}:{number}"
+def _parsed(
+    files: Sequence[Path],
+    parse: Callable[..., Iterator[tuple[Any, str]]],
+    encodings: Sequence[str],
+    malformed: Malformed,
+) -> Iterator[tuple[Any, str]]:
+    """Yield the values of all files, with their names."""
+    for number, path in enumerate(files):
+        try:
+            yield from parse(path, encodings, malformed)
+        except Undecodable as fault:
+            if not malformed.skip:
+                raise undecodable_files(files[number:], encodings, by_line=parse is _jsonl) from None
+            malformed.leave_out_file(str(path), f"not {' or '.join(encodings)}")
+            malformed.first = malformed.first or f"{path}: {fault}"
+
+
+def _jsonl(path: Path, encodings: Sequence[str], malformed: Malformed) -> Iterator[tuple[Any, str]]:
+    for number, line in enumerate(lines_of(path, encodings), 1):
+        name = f"{path}:{number}"
+        if isinstance(line, Undecodable):
+            if not malformed.skip:
+                raise line
+            malformed(f"{name}: {line}", f"not {' or '.join(encodings)}")
+        elif not line.strip():
+            malformed.blank_line()
+        else:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                malformed(f"{name} is not a line of JSON: {error}")
+                malformed(f"{name} is not a line of JSON: {error}", "not JSON")
                 continue
             yield record, name
 
 
-def _json(path: Path) -> Iterator[tuple[Any, str]]:
+def _json(path: Path, encodings: Sequence[str], malformed: Malformed) -> Iterator[tuple[Any, str]]:
     """Yield the values of a JSON array. They are parsed one by one, so that the line and number (from 1) of each value
-    are known."""
+    are known. After a fault of the array itself, the rest of the file cannot be read."""
     with open_file(path) as file:
         content = file.read()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}") from None
+    text = decode(content, encodings).removeprefix("\ufeff")
     before = re.match(r"\s*\[\s*(\]?)", text)
     if before is None:
-        raise ValueError(f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}")
+        malformed(
+            f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}", "not a JSON array"
+        )
+        return
     line, number, begin = 1, 0, 0
     while not before[1]:
         line, number, begin = line + text.count("\n", begin, before.end()), number + 1, before.end()
@@ -118,10 +134,12 @@ def _json(path: Path) -> Iterator[tuple[Any, str]]:
         try:
             record, end = json.JSONDecoder().raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{name}: the object that begins here is not JSON: {error}") from None
+            malformed(f"{name}: the object that begins here is not JSON: {error}", REST)
+            return
+        yield record, name
         before = _SEPARATOR.match(text, end)
         if before is None:
-            raise ValueError(
-                f"{name}: the object that begins here is followed by neither a comma nor the end of the array"
+            malformed(
+                f"{name}: the object that begins here is followed by neither a comma nor the end of the array", REST
             )
-        yield record, name
+            return

@@ -1,7 +1,7 @@
 """Names of sources, and their files.
 
     stdlib                  the .py files of the running Python's standard library, in order of relative path
-    text:PATTERN            one document per file; the glob pattern may contain **
+    text:PATTERN            one document per file; the glob pattern may contain **; or text:FOLDER
     jsonl:PATTERN           one JSON object per line
     json:PATTERN            one array of JSON objects per file
     parquet:PATTERN         Parquet files, one record per row
@@ -9,12 +9,15 @@
     datasets:NAME_OR_PATH   a dataset of the hub, or a folder made by `save_to_disk`
     hf://NAME               a dataset of the hub, downloaded first (`files/hub.py`)
 
-Files of text and JSON may be compressed, as .gz or .zst.
+Files of text and JSON may be compressed, as .gz or .zst. In place of a pattern, a folder stands for its files and those
+of the folders in it: for text all of them, for the other kinds those whose names end as the kind does. As with
+patterns, names that begin with a dot are left out; links to folders are not followed.
 """
 
 import glob
 import gzip
 import io
+import os
 import sysconfig
 import zlib
 from collections.abc import Iterator
@@ -35,6 +38,9 @@ KINDS = (
     "hf://NAME",
 )
 
+SUFFIXES = {"jsonl": (".jsonl", ".ndjson"), "json": (".json",), "parquet": (".parquet",), "arrow": (".arrow",)}
+"""Ends of the names of a folder's files, by the kind of source; of JSON before .gz or .zst."""
+
 STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})
 """Folders of the standard library to skip."""
 
@@ -53,7 +59,24 @@ def source_files(source: str) -> dict[str, Path]:
         return {}
     if kind == "datasets":
         return {str(path): path for path in sorted(Path(where).rglob("*")) if path.is_file()}
+    if Path(where).is_dir():
+        return {str(path): path for path in _files_in(Path(where), SUFFIXES.get(kind))}
     return {path: Path(path) for path in sorted(glob.glob(where, recursive=True)) if Path(path).is_file()}
+
+
+def _files_in(folder: Path, suffixes: tuple[str, ...] | None) -> list[Path]:
+    """Return the files in a folder and the folders in it, in order of path; without suffixes, all of them."""
+    files = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible = [Path(parent, name) for name in names if not name.startswith(".")]
+        files += [path for path in visible if suffixes is None or uncompressed(path.name).endswith(suffixes)]
+    return sorted((path for path in files if path.is_file()), key=str)
+
+
+def uncompressed(name: str) -> str:
+    """Return the name of a file without the end .gz or .zst."""
+    return name.removesuffix(".gz").removesuffix(".zst")
 
 
 def files_of(source: str) -> list[Path]:
@@ -61,7 +84,8 @@ def files_of(source: str) -> list[Path]:
     pattern = source.partition(":")[2]
     files = list(source_files(source).values())
     if not files:
-        hint = f"; it is a folder: did you mean {pattern.rstrip('/')}/**/*?" if Path(pattern).is_dir() else ""
+        ends = " or ".join(SUFFIXES.get(source.partition(":")[0], ("any name",)))
+        hint = f": the folder has no file that ends in {ends}" if Path(pattern).is_dir() else ""
         raise FileNotFoundError(f"no file matches {pattern!r} of source {source!r}{hint}")
     return files
 

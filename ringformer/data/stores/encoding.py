@@ -12,9 +12,10 @@ import numpy as np
 from ringformer.data.chats.cleaning import Cleaning, content_digest, split_turns
 from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.chats.templates import Template
-from ringformer.data.sources.documents import Document, Documents, check_size
-from ringformer.data.sources.records import Malformed
+from ringformer.data.sources.documents import Document, Documents
+from ringformer.data.sources.malformed import Malformed
 from ringformer.data.sources.retrieval_tasks import add_tasks
+from ringformer.data.sources.text_files import check_size
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 RENDER_CHARACTERS = 2**17
@@ -31,6 +32,8 @@ class Encoded(NamedTuple):
     """Size of the text that is trained on."""
     digest: bytes
     """Identifier of the document, which also decides whether the document is held out."""
+    name: str = ""
+    """Path of the file that the document is; empty for others."""
 
 
 def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[list[Any]]:
@@ -66,6 +69,7 @@ class DocumentEncoder:
         self, documents: Iterable[Document], tokenizer: Tokenizer, *, separator: str = "", retrieval_tasks: int = 0
     ):
         self._documents = documents if isinstance(documents, Documents) else Documents(documents)
+        self.malformed = self._documents.malformed
         self._tokenizer, self._tasks = tokenizer, retrieval_tasks
         self._end = np.array(tokenizer.encode(separator) if separator else [tokenizer.eos_id], np.int32)
         self._counts: Counter[str] = Counter()
@@ -91,7 +95,8 @@ class DocumentEncoder:
             number = copies(document.weight, digest)
             counts["copies added by weight"] += max(number - 1, 0)
             counts["documents dropped: by weight"] += number == 0
-            encoded += [Encoded(np.append(ids, self._end), None, len(_utf8(document)), digest)] * number
+            ids, size = np.append(ids, self._end), len(_utf8(document))
+            encoded += [Encoded(ids, None, size, digest, document.name if document.is_file else "")] * number
         with self._lock:  # groups are encoded in two threads
             self._counts += counts
         return encoded
@@ -136,7 +141,7 @@ class ChatEncoder:
             rendered = self.template.render_all([conversation.messages for conversation in group])
             for conversation, segments in zip(group, rendered, strict=True):
                 if isinstance(segments, ValueError):
-                    self.malformed(f"{conversation.name}: {segments}")
+                    self.malformed(f"{conversation.name}: {segments}", "refused by the chat template")
                 else:
                     yield sum(len(segment.text) for segment in segments), (conversation, segments)
 
@@ -149,8 +154,7 @@ class ChatEncoder:
 
     @property
     def left_out(self) -> Counter[str]:
-        malformed = Counter({"malformed records skipped": self.malformed.count})
-        return self.conversations.counts + malformed + self._counts
+        return self.conversations.counts + self.malformed.counts + self._counts
 
     def _count(self, event: str, number: int = 1) -> None:
         with self._lock:  # groups are encoded in two threads

@@ -25,13 +25,15 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
             f"{store.path} was made with tokenizer {store.meta['tokenizer']}, not {tokenizer.name}: set --tokenizer to "
             "the right one"
         )
-    documents = len(store.offsets) - 1
+    documents, names = len(store.offsets) - 1, store.names()
     chosen = np.unique(np.linspace(0, documents - 1, min(samples, documents)).astype(int))
     for i in chosen:
         start, end = (int(offset) for offset in store.offsets[i : i + 2])
         trained = np.ones(end - start, bool) if store.mask is None else np.asarray(store.mask[start:end]) != 0
         share = 1 - trained.mean()
         console.rule(f"document {i}: {end - start:,} tokens, {share:.1%} masked")
+        if names:
+            console.print(Text(visible(names[i]), style="italic"))
         console.print(_coloured(np.asarray(store.tokens[start : min(end, start + SHOWN)]), trained[:SHOWN], tokenizer))
         if end - start > SHOWN:
             console.print(Text(f"... {end - start - SHOWN:,} more tokens", style="italic"))

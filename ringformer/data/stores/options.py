@@ -7,11 +7,18 @@ from typing import ClassVar, Literal, get_args
 from ringformer.data.chats.cleaning import USUAL_RULES, parse_rules
 from ringformer.data.chats.conversations import ChatFormat
 from ringformer.data.chats.templates import TemplateName
+from ringformer.data.sources.text_encoding import parse_encodings
 
 Format = Literal["documents", "tokens", ChatFormat]
 
 OF_DOCUMENTS = ("separator", "compressibility_tails", "retrieval_tasks")
 """Options that only documents have."""
+NOT_RECORDED = (*OF_DOCUMENTS, "clean", "encoding", "skip_malformed")
+"""Options that a store of another format, or of an earlier version, does not record: it has their defaults."""
+ENCODED = ("text", "jsonl", "json")
+"""Kinds of source whose files have an encoding."""
+RULES_OF_DOCUMENTS = frozenset({"html"})
+"""Cleaning rules that documents have."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,10 @@ class StoreOptions:
 
     source: str
     """Source of the documents: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN, arrow:PATTERN,
-    datasets:NAME_OR_PATH or hf://NAME. Files of text and JSON may be compressed (.gz, .zst)."""
+    datasets:NAME_OR_PATH or hf://NAME. A folder in place of a pattern is all of its files. Files of text and JSON may
+    be compressed (.gz, .zst)."""
+    encoding: str = ""
+    """Encodings of the files (text, jsonl, json) to try in this order, e.g. utf-8,utf-16,cp1252; default: utf-8."""
     field: str = "text"
     """Field with the text of documents (all sources except stdlib and text)."""
     split: str = "train"
@@ -48,8 +58,8 @@ class StoreOptions:
     held_out: float = 0.05
     """Share of documents kept for evaluation."""
     format: Format = "documents"
-    """documents; tokens, rows with input_ids and, if wanted, labels or masks; or conversations as sharegpt, messages or
-    alpaca: then only answers are trained on."""
+    """documents; tokens, rows with input_ids and, if wanted, labels or masks; or conversations as sharegpt, messages,
+    alpaca or prompt: then only answers are trained on."""
     template: TemplateName = "vicuna"
     """Chat template of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
     chat_date: str = ""
@@ -57,11 +67,11 @@ class StoreOptions:
     the date is refused, because it would make other tokens tomorrow."""
     chat_length: int = 0
     """Most tokens of a conversation; longer ones are split between turns; 0: no limit."""
-    clean: str = USUAL_RULES
-    """Cleaning rules for conversations, separated by commas: html, merge, unprintable, latin, short, refusal,
-    duplicate."""
+    clean: str = "usual"
+    """Cleaning rules, separated by commas: html, for documents and conversations; merge, unprintable, latin, short,
+    refusal, duplicate, for conversations. usual: html,unprintable,duplicate for conversations, none for documents."""
     skip_malformed: bool = False
-    """Skip and count conversations that cannot be read or rendered."""
+    """Skip and count records, lines, conversations and files that cannot be read or rendered."""
 
     def __post_init__(self):
         key = self.key_prefix
@@ -88,4 +98,20 @@ class StoreOptions:
                 date.fromisoformat(self.chat_date)
             except ValueError:
                 raise ValueError(f"{key}chat_date={self.chat_date!r} is not a date like 2026-11-22") from None
-        parse_rules(self.clean)
+        if parse_encodings(self.encoding) and self.encoding and self.source.partition(":")[0] not in ENCODED:
+            raise ValueError(
+                f"{key}encoding={self.encoding!r} needs a source of {', '.join(ENCODED)}, not {self.source}"
+            )
+        others = self.rules if self.format == "tokens" else self.rules - RULES_OF_DOCUMENTS
+        if others and self.format in ("documents", "tokens"):
+            raise ValueError(f"{key}clean={self.clean!r}: {', '.join(sorted(others))} cannot clean {self.format}")
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """Cleaning rules that `clean` stands for. Raises ValueError for an unknown one.
+
+        Configs of earlier versions have the usual rules of conversations for documents too, where they had no effect.
+        """
+        if self.clean not in ("usual", USUAL_RULES):
+            return parse_rules(self.clean)
+        return parse_rules("" if self.format in ("documents", "tokens") else USUAL_RULES)

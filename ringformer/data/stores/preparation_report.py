@@ -7,12 +7,22 @@ import numpy as np
 
 from ringformer.data.stores.token_store import TokenStore
 
+NAMED = 10
+"""Most files of a reason that the text names; the report as JSON names all."""
 
-def make_report(stores: Mapping[str, TokenStore], left_out: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """Return the report: the documents, tokens, masked share and lengths of each store, and what was left out."""
+
+def make_report(
+    stores: Mapping[str, TokenStore], left_out: Mapping[str, int], files: Mapping[str, list[str]], seconds: float
+) -> dict[str, Any]:
+    """Return the report: the documents, tokens, masked share and lengths of each store, and what was left out.
+
+    Args:
+      files: names of the files left out, by reason.
+    """
     report: dict[str, Any] = {name: _describe(store) for name, store in stores.items()}
     tokens = sum(store.meta["tokens"] for store in stores.values())
     report["left_out"] = {reason: count for reason, count in sorted(left_out.items()) if count}
+    report["files_left_out"] = dict(files)
     return report | {"seconds": round(seconds, 3), "tokens_per_second": round(tokens / seconds)}
 
 
@@ -33,6 +43,9 @@ def format_report(report: Mapping[str, Any]) -> str:
             for length, count in ((int(length), count) for length, count in store["lengths"].items())
         ]
     lines += [f"{count:,} {reason}" for reason, count in report["left_out"].items()]
+    for reason, names in report.get("files_left_out", {}).items():  # reports of earlier versions have none
+        more = f" and {len(names) - NAMED:,} more (report.json)" if len(names) > NAMED else ""
+        lines.append(f"{reason}: {', '.join(names[:NAMED])}{more}")
     lines.append(f"{report['seconds']:.1f} seconds, {report['tokens_per_second']:,} tokens a second")
     return "\n".join(lines)
 

@@ -18,21 +18,25 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ringformer.data.chats.cleaning import Cleaning, parse_rules
+from ringformer.data.chats.cleaning import Cleaning
 from ringformer.data.chats.conversations import read_chats
 from ringformer.data.chats.templates import load_template, template_id
+from ringformer.data.chats.web_pages import extracted
 from ringformer.data.sources.compressibility import between_tails
 from ringformer.data.sources.documents import Document, read_documents
-from ringformer.data.sources.records import Malformed
+from ringformer.data.sources.malformed import Malformed
 from ringformer.data.sources.tables import pinned
+from ringformer.data.sources.text_encoding import parse_encodings
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded, in_groups
 from ringformer.data.stores.folder import check_folder, new_folder
+from ringformer.data.stores.format_hints import ways_to_read
 from ringformer.data.stores.options import OF_DOCUMENTS, StoreOptions
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
 from ringformer.data.stores.token_rows import TokenEncoder
 from ringformer.data.stores.token_store import StoreWriter, TokenStore
 from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.data.tokenizers.load import save_tokenizer
 
 ENCODE_CHARACTERS = 2**21
@@ -41,9 +45,12 @@ IN_FLIGHT = 3
 """Number of groups that are tokenized ahead of writing, so that the tokenizer never waits for reading, hashing and
 writing."""
 FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
-"""Settings that are part of a store's fingerprint. The other settings only locate the documents."""
+"""Settings that are part of a store's fingerprint. The other settings only locate the documents, or change their text,
+which is part of it."""
 FINGERPRINTED_IF_SET = ("chat_date", "weight_field", *OF_DOCUMENTS)
 """Settings that are part of it unless they are empty or 0."""
+LATER = {"encoding": "", "clean": "", "skip_malformed": False}
+"""Settings that stores of earlier versions do not record, with the values that those stores were built with."""
 
 Encoder = DocumentEncoder | ChatEncoder | TokenEncoder
 
@@ -80,7 +87,7 @@ def open_or_build(
     check_folder(directory)
     built, always = train.meta["settings"], {"tokenizer": tokenizer.name, "held_out": options.held_out}
     asked = asked | always if "source" in built else always
-    built = {key: "" if type(asked.get(key)) is str else 0 for key in FINGERPRINTED_IF_SET} | built
+    built = LATER | {key: "" if type(asked.get(key)) is str else 0 for key in FINGERPRINTED_IF_SET} | built
     differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
     if differ:
         raise ValueError(
@@ -128,6 +135,8 @@ def build_stores(
     encoder = documents if isinstance(documents, Encoder) else DocumentEncoder(documents, tokenizer)
     settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
     fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
+    if settings.get("format") == "documents":
+        fingerprinted.pop("clean", None)
     fingerprinted |= {key: settings[key] for key in FINGERPRINTED_IF_SET if settings.get(key)}
     start = time.perf_counter()
     with new_folder(directory) as building:
@@ -142,16 +151,17 @@ def build_stores(
             for name, writer in writers.items():
                 if not writer.documents:
                     total = sum(writer.documents for writer in writers.values())
-                    cause = f"left out: {dict(left_out)}" if left_out.total() else "the source has none"
+                    first = f"; the first that was skipped is {first}" if (first := encoder.malformed.first) else ""
+                    cause = f"left out: {dict(left_out)}{first}" if left_out.total() else "the source has none"
                     raise ValueError(
                         f"the {name} store would be empty: of {total} documents, held_out={held_out} sends none to "
-                        f"it; {'choose another held_out, or add documents' if total else cause}"
+                        f"it; {'choose another --held_out, or add documents' if total else cause}"
                     )
                 writer.finish(skipped_empty=left_out["empty documents skipped"], settings=settings)
         stores = {name: TokenStore(building / name) for name in writers}
         for store in stores.values():
             store.check.wait()
-        report = make_report(stores, left_out, time.perf_counter() - start)
+        report = make_report(stores, left_out, encoder.malformed.files, time.perf_counter() - start)
         (building / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         (building / "source.json").write_text(json.dumps(files) + "\n")
         if tokenizer.files:
@@ -162,25 +172,26 @@ def build_stores(
 
 def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
     """Select the settings that store.json records: the options that apply to the documents' format."""
-    common = {"source": options.source, "split": options.split, "format": options.format}
+    common: dict[str, Any] = {"source": options.source, "split": options.split, "format": options.format}
+    common["skip_malformed"] = options.skip_malformed
     if options.format == "tokens":
         return common | {"skip_empty": options.skip_empty}
-    common["weight_field"] = options.weight_field
+    common |= {"weight_field": options.weight_field, "encoding": options.encoding}
+    common |= {"clean": ",".join(sorted(options.rules))}
     if options.format == "documents":
         return common | {key: getattr(options, key) for key in ("field", "skip_empty", *OF_DOCUMENTS)}
     return common | {
         "template": template_id(options.template, tokenizer),
         "chat_date": options.chat_date if options.template == "tokenizer" else "",
         "chat_length": options.chat_length,
-        "clean": ",".join(sorted(parse_rules(options.clean))),
-        "skip_malformed": options.skip_malformed,
     }
 
 
 def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
     """Read the documents, tokens or conversations that the options name, for `build_stores`."""
+    malformed = _malformed(options)
     if options.format == "tokens":
-        return TokenEncoder(options.source, options.split, tokenizer, options.skip_empty)
+        return TokenEncoder(options.source, options.split, tokenizer, options.skip_empty, malformed)
     if options.format == "documents":
         read = partial(
             read_documents,
@@ -190,24 +201,33 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
             skip_empty=options.skip_empty,
             max_bytes=options.max_document_bytes,
             weight_field=options.weight_field,
+            encoding=options.encoding,
+            any_bytes=isinstance(tokenizer, ByteTokenizer),
+            change=extracted if "html" in options.rules else None,
         )
-        documents = read()
+        documents = read(malformed=malformed)
         if options.compressibility_tails:
-            documents.between = between_tails((d.text for d in read()), options.compressibility_tails)
+            first_pass = read(malformed=_malformed(options))
+            documents.between = between_tails((d.text for d in first_pass), options.compressibility_tails)
         return DocumentEncoder(
             documents, tokenizer, separator=options.separator, retrieval_tasks=options.retrieval_tasks
         )
-    malformed = Malformed(skip=options.skip_malformed)
     chats = read_chats(
         options.source,
         options.format,
         split=options.split,
         malformed=malformed,
         weight_field=options.weight_field,
+        encodings=parse_encodings(options.encoding),
     )
     template = load_template(options.template, tokenizer, chat_date=options.chat_date)
-    cleaning = Cleaning(chats, options.clean)
+    cleaning = Cleaning(chats, ",".join(options.rules))
     return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed, options.max_document_bytes)
+
+
+def _malformed(options: StoreOptions) -> Malformed:
+    """Return the handler of records that cannot be read, which knows the other formats."""
+    return Malformed(skip=options.skip_malformed, suggest=partial(ways_to_read, but=options.format))
 
 
 def _write(encoder: Encoder, held_out: float, writers: dict[str, StoreWriter]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringformer.data.sources.malformed import Malformed, MalformedRecord
 from ringformer.data.sources.source_files import KINDS
 from ringformer.data.sources.tables import TABLES, Batch, read_tables
 from ringformer.data.stores.encoding import Encoded
@@ -31,20 +32,21 @@ MASKED = -100
 class TokenEncoder:
     """Encoder of the rows of a table of tokens.
 
-    Raises ValueError for a source that is no table, a row without tokens (unless `skip_empty`), columns of another type
-    or length, and labels that are neither the tokens themselves nor -100.
+    Raises ValueError for a source that is no table, a row without tokens (unless `skip_empty`), and columns of another
+    type. Rows of another length, and labels that are neither the tokens themselves nor -100, go to `malformed`.
     """
 
     source: str
     split: str
     tokenizer: Tokenizer
     skip_empty: bool
+    malformed: Malformed
 
     def __post_init__(self):
         if self.source.partition(":")[0] not in TABLES:
             kinds = ", ".join(kind for kind in KINDS if kind.partition(":")[0] in TABLES)
             raise ValueError(f"format tokens reads tables, {kinds}, not {self.source!r}")
-        self.left_out: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
@@ -55,11 +57,27 @@ class TokenEncoder:
                 raise ValueError(f"{batch.file} has {twice[0]!r} twice")
             if IDS not in batch.columns.schema.names:
                 names = ", ".join(batch.columns.schema.names)
-                raise ValueError(f"{batch.file} has no column {IDS!r}; it has: {names}")
+                advice = self.malformed.suggest(batch.columns.slice(0, 1).to_pylist()[0]) if len(batch.columns) else ""
+                raise ValueError(f"{batch.file} has no column {IDS!r}; it has: {names}{advice and '. '}{advice}")
             yield batch.columns.nbytes, batch
 
+    @property
+    def left_out(self) -> Counter[str]:
+        return self._counts + self.malformed.counts
+
     def encode(self, group: Sequence[Batch]) -> list[Encoded]:
-        return [encoded for batch in group for encoded in self._rows(batch)]
+        return [encoded for batch in group for encoded in self._readable_rows(batch)]
+
+    def _readable_rows(self, batch: Batch) -> list[Encoded]:
+        """Return the documents of a batch. If a row of it is malformed, rows are read one by one to find all such."""
+        try:
+            return list(self._rows(batch))
+        except MalformedRecord as fault:
+            if len(batch.columns) == 1 or not self.malformed.skip:
+                self.malformed(str(fault), fault.reason)
+                return []
+        rows = (Batch(batch.columns.slice(row, 1), batch.file, batch.first + row) for row in range(len(batch.columns)))
+        return [encoded for row in rows for encoded in self._readable_rows(row)]
 
     def _rows(self, batch: Batch) -> Iterator[Encoded]:
         """Yield the documents of a batch. All columns of a batch are read at once."""
@@ -75,9 +93,10 @@ class TokenEncoder:
             row = int(
                 np.searchsorted(np.cumsum(lengths), np.flatnonzero((ids < 0) | (ids >= len(text_bytes)))[0], "right")
             )
-            raise ValueError(
-                f"{batch.name(row)} has a token beyond the {len(text_bytes)} of tokenizer {self.tokenizer.name}: set "
-                "tokenizer to the one that made it"
+            raise MalformedRecord(
+                f"{batch.name(row)} has a token beyond the {len(text_bytes)} of tokenizer {self.tokenizer.name}: name "
+                "the one that made it with --tokenizer",
+                "a token that the tokenizer lacks",
             )
         in_bytes = np.append(0, np.cumsum(text_bytes[ids] if trained is None else text_bytes[ids] * trained))
         end, start, counts = np.int32(self.tokenizer.eos_id), 0, Counter[str]()
@@ -98,7 +117,7 @@ class TokenEncoder:
             masked = hashlib.blake2b(b"" if mask is None else mask.tobytes(), digest_size=8, key=digest).digest()
             yield Encoded(document, mask, size, digest + masked)
         with self._lock:
-            self.left_out += counts
+            self._counts += counts
 
     def _trained(self, batch: Batch, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
         """Return the mask of the tokens that are trained on; None without a column for it."""
@@ -108,9 +127,10 @@ class TokenEncoder:
             trained = labels != MASKED
             if (differ := np.flatnonzero(trained & (labels != ids))).size:
                 row = int(np.searchsorted(np.cumsum(lengths), differ[0], "right"))
-                raise ValueError(
+                raise MalformedRecord(
                     f"{LABELS} of {batch.name(row)} are neither its {IDS} nor {MASKED}; they must not be "
-                    "shifted, because training shifts them"
+                    "shifted, because training shifts them",
+                    "labels that are not the tokens",
                 )
             return trained
         masks = [name for name in MASKS if name in names]
@@ -122,7 +142,8 @@ class TokenEncoder:
 def _values(batch: Batch, name: str, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of a column of lists, one row after the other, int32, and the length of each row.
 
-    Raises ValueError for a column of another type, missing values, or lengths that are not `lengths`.
+    Raises ValueError for a column of another type, and MalformedRecord for missing values, or lengths that are not
+    `lengths`.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -135,13 +156,16 @@ def _values(batch: Batch, name: str, lengths: np.ndarray | None = None) -> tuple
     values = column.flatten()
     if column.null_count or values.null_count:
         row = next(i for i, value in enumerate(column.to_pylist()) if value is None or None in value)
-        raise ValueError(f"column {name!r} of {batch.name(row)} has missing values")
+        raise MalformedRecord(f"column {name!r} of {batch.name(row)} has missing values", "missing values")
     try:
         flat = values.cast(pa.int32()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"column {name!r} of {batch.file}, from row {batch.first}: {error}") from None
+        place = f"column {name!r} of {batch.file}, from row {batch.first}"
+        raise MalformedRecord(f"{place}: {error}", "a number that is no token") from None
     own = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     if lengths is not None and (differ := np.flatnonzero(own != lengths)).size:
         row = int(differ[0])
-        raise ValueError(f"{batch.name(row)} has {lengths[row]} {IDS} and {own[row]} {name}")
+        raise MalformedRecord(
+            f"{batch.name(row)} has {lengths[row]} {IDS} and {own[row]} {name}", "columns of other lengths"
+        )
     return flat, own

@@ -5,6 +5,7 @@
     tokens.bin    little-endian uint16, or uint32 for a vocabulary above 65536
     offsets.npy   int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]], including its end token
     mask.bin      for conversations, uint8 per token: 0 for a token that is read but not trained on
+    names.jsonl   for documents that are files, the path of each, as JSON
 
 A run has two stores in one folder, `train` and `eval` (`folder.py`).
 """
@@ -60,6 +61,16 @@ class TokenStore:
             self.path, {array: files[array.path.name][1] for array in (self.tokens, self.mask) if array is not None}
         )
 
+    def names(self) -> list[str]:
+        """Read the paths of the documents; empty if they are not files, or the store is of an earlier version.
+
+        Raises ValueError if the file of paths has changed since it was written.
+        """
+        written = self.meta["files"].get("names.jsonl")
+        if written is None:
+            return []
+        return [json.loads(line) for line in verified(self.path / "names.jsonl", written[1]).splitlines()]
+
     def check_ids(self, vocab_size: int) -> None:
         """Raise ValueError if the store has ids beyond a model's vocabulary of `vocab_size` rows."""
         if self.meta["largest_id"] >= vocab_size:
@@ -83,6 +94,7 @@ class StoreWriter:
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
         self._tokens = HashedFile(folder / "tokens.bin")
         self._mask: HashedFile | None = None
+        self._names: HashedFile | None = None
         self._offsets = array("q", [0])
         self._utf8_bytes = 0
         self._trained = 0
@@ -94,7 +106,7 @@ class StoreWriter:
     def documents(self) -> int:
         return len(self._offsets) - 1
 
-    def add(self, ids: np.ndarray, trained: np.ndarray | None, utf8_bytes: int, digest: bytes) -> None:
+    def add(self, ids: np.ndarray, trained: np.ndarray | None, utf8_bytes: int, digest: bytes, name: str = "") -> None:
         """Write one document.
 
         Args:
@@ -103,6 +115,7 @@ class StoreWriter:
             mask, or none has.
           utf8_bytes: size of the text that is trained on.
           digest: identifier of the document.
+          name: path of the file that the document is. Either all documents of a store have one, or none has.
 
         Raises:
           ValueError: for an id that the tokenizer's vocabulary does not have.
@@ -119,6 +132,10 @@ class StoreWriter:
             if self._mask is None:
                 self._mask = HashedFile(self._folder / "mask.bin")
             self._mask.write(trained.astype(np.uint8).tobytes())
+        if name:
+            if self._names is None:
+                self._names = HashedFile(self._folder / "names.jsonl")
+            self._names.write(f"{json.dumps(name)}\n".encode())
         self._offsets.append(self._offsets[-1] + len(ids))
         self._trained += len(ids) if trained is None else int(np.count_nonzero(trained))
         self._utf8_bytes += utf8_bytes
@@ -126,8 +143,9 @@ class StoreWriter:
 
     def close(self) -> None:
         self._tokens.close()
-        if self._mask is not None:
-            self._mask.close()
+        for file in (self._mask, self._names):
+            if file is not None:
+                file.close()
 
     def finish(self, *, skipped_empty: int, settings: dict[str, Any]) -> None:
         """Write store.json. Raises ValueError for a mask that trains on nothing or everything."""
@@ -162,7 +180,9 @@ class StoreWriter:
             "utf8_bytes": self._utf8_bytes,
             "skipped_empty": skipped_empty,
             "settings": settings,
-            "files": {file.name: [file.size, file.hash] for file in (self._tokens, offsets, self._mask) if file},
+            "files": {
+                file.name: [file.size, file.hash] for file in (self._tokens, offsets, self._mask, self._names) if file
+            },
         }
         content = json.dumps(meta | {"checksum": hash_object(meta)}, indent=2)
         (self._folder / "store.json").write_text(content + "\n")

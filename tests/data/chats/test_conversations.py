@@ -6,8 +6,9 @@ import re
 import datasets
 import pytest
 
-from ringformer.data.chats.conversations import FORMATS, Conversation, Message, read_chats
-from ringformer.data.sources.records import Malformed, read_rows
+from ringformer.data.chats.conversations import Conversation, Message, read_chats
+from ringformer.data.sources.malformed import Malformed
+from ringformer.data.sources.records import read_rows
 
 SHAREGPT = [
     {
@@ -104,9 +105,11 @@ def rows_with_faults(turns_key, role_key, text_key):
 
 
 def test_every_json_value_in_every_place_of_a_row_is_named_or_counted(tmp_path):
-    for form, keys in FORMATS.items():
-        if form == "alpaca":  # its records have no turns
-            continue
+    for form, keys in (
+        ("sharegpt", ("conversations", "from", "value")),
+        ("messages", ("messages", "role", "content")),
+        ("messages", ("conversations", "role", "content")),
+    ):
         good = f'{{"{keys[0]}": [{{"{keys[1]}": "user", "{keys[2]}": "q"}}]}}'
         rows = [
             *rows_with_faults(*keys),
@@ -116,7 +119,7 @@ def test_every_json_value_in_every_place_of_a_row_is_named_or_counted(tmp_path):
         fine = {f'{{"{keys[0]}": []}}', *(good.replace('"q"', text) for text in ('""', '"x"', r'"\u001b[2J"'))}
         assert fine < set(rows)
         for number, row in enumerate(rows):
-            path = tmp_path / f"{form}-{number}.jsonl"
+            path = tmp_path / f"{form}-{keys[0]}-{number}.jsonl"
             path.write_text(f"{good}\n{row}\n{good}\n")
             found, skipped = read(f"jsonl:{path}", form, skip=True)
             assert (len(found), skipped) == ((3, 0) if row in fine else (2, 1)), row[:80]
@@ -143,7 +146,7 @@ def test_a_broken_array_names_the_line_and_the_record(tmp_path, text, message):
 
 
 def test_an_unknown_format_or_a_source_of_plain_text_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="unknown chat format 'dolly'; known: sharegpt, messages, alpaca"):
+    with pytest.raises(ValueError, match="unknown chat format 'dolly'; known: sharegpt, messages, alpaca, prompt"):
         read(f"jsonl:{tmp_path}/*", "dolly")
     with pytest.raises(ValueError, match="source 'stdlib' has no records"):
         read("stdlib", "messages")

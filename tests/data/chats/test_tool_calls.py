@@ -10,7 +10,7 @@ from ringformer.data import load_tokenizer, open_or_build
 from ringformer.data.chats.cleaning import Cleaning
 from ringformer.data.chats.conversations import Conversation, Message, read_chats
 from ringformer.data.chats.templates import load_template
-from ringformer.data.sources.records import Malformed
+from ringformer.data.sources.malformed import Malformed
 from ringformer.data.stores.options import StoreOptions
 from tests.data.chat_samples import llama3
 

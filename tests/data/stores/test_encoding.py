@@ -124,7 +124,7 @@ def test_instructions_are_questions(tmp_path):
     assert first.endswith(" USER: Say hops. ASSISTANT: Hops.")
     assert second == "Be short. USER: Count.\n\na ring of 8 ASSISTANT: 7"
     for bad, message in (
-        ({"instruction": "a"}, "no 'output'; it has: instruction"),
+        ({"instruction": "a"}, "no 'output' or 'response'; it has: instruction"),
         ({"instruction": "", "output": "b"}, "no 'instruction'"),
         ({"instruction": ["a"], "output": "b"}, "'instruction' is list, not text"),
     ):

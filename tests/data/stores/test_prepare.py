@@ -80,7 +80,7 @@ def test_the_report_counts_what_was_made_and_left_out(tmp_path, options, tokeniz
     for power in ("16", "32", "64"):
         count = sum(report[name]["lengths"].get(power, 0) for name in ("train", "eval"))
         assert count == ((lengths >= int(power)) & (lengths < 2 * int(power))).sum()
-    assert report["left_out"]["malformed records skipped"] == 1
+    assert report["left_out"]["records skipped: another shape"] == 1
     dropped = sum(n for reason, n in report["left_out"].items() if reason.startswith("conversations dropped"))
     assert dropped + len(lengths) == len(MANY) + 1
     assert dropped > 1

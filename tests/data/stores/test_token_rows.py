@@ -88,7 +88,10 @@ BAD = [
     ({"input_ids": [[1], [2, None]]}, "column 'input_ids' of .*:1 has missing values"),
     ({"input_ids": [[1], [2**40]]}, "column 'input_ids' of .*, from row 0: Integer value 1099511627776 not in range"),
     ({"input_ids": [[1]], "loss_mask": [[1]], "completion_mask": [[0]]}, "has completion_mask and loss_mask: keep"),
-    ({"input_ids": [[1], [2, 257]]}, ".*:1 has a token beyond the 257 of tokenizer bytes: set tokenizer to the one"),
+    (
+        {"input_ids": [[1], [2, 257]]},
+        ".*:1 has a token beyond the 257 of tokenizer bytes: name the one that made it with --tokenizer",
+    ),
     ({"input_ids": [[1], [-1]]}, ".*:1 has a token beyond the 257"),
     ({"input_ids": [[1], []]}, ".*:1 has no token; --skip_empty skips"),
     ({"input_ids": [[1], [2, 3]], "labels": [[1], [3]]}, ".*:1 has 2 input_ids and 1 labels"),

@@ -248,6 +248,9 @@ def test_open_or_build_builds_once(tmp_path, options):
         "separator": "",
         "compressibility_tails": 0.0,
         "retrieval_tasks": 0,
+        "encoding": "",
+        "clean": "",
+        "skip_malformed": False,
         "tokenizer": "bytes",
         "held_out": 0.2,
     }

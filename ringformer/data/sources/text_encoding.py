@@ -1,0 +1,140 @@
+"""Encodings of files: the first of a list that decodes a file, or the place of the fault and the likely encoding.
+
+UTF-16 and UTF-32 decode almost any bytes, so `utf-16` and `utf-32` need a file that begins with a byte order mark;
+`utf-16-le` and the like do not. Single-byte encodings such as latin-1 decode everything: they come last.
+"""
+
+import codecs
+import re
+from collections.abc import Sequence
+
+UTF_8 = ("utf-8",)
+"""Encodings of a source that names none."""
+
+EXCERPT = 20
+"""Characters before and after a fault that an error shows."""
+SAMPLE = 2**14
+"""Bytes on each side of a fault from which the likely encoding is guessed."""
+ENOUGH, SHARE = 8, 0.3
+"""Bytes above 127: with more than so many, and more than this share, statistics of languages tell encodings apart."""
+HEAD = 2**13
+"""Bytes at the beginning of a file in which a zero byte, or the name of an encoding, is sought."""
+
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_WIDE = re.compile(r"utf-(16|32)(-[lb]e)?")
+_DECLARED = re.compile(rb"(?:charset|encoding|coding)\s*[:=]\s*[\"']?([\w.-]+)", re.IGNORECASE)
+
+
+class Undecodable(ValueError):
+    """Fault of a file, or of a line, in none of the encodings. `likely` names an encoding that decodes it."""
+
+    def __init__(self, content: bytes, at: int, encodings: Sequence[str], offset: int = 0):
+        self.likely = likely_encoding(content, at)
+        start, end = max(at - EXCERPT, 0), at + EXCERPT
+        if is_wide(self.likely):
+            start, end = 0, 4 * EXCERPT
+        shown = content[start:end].decode(self.likely, "ignore")
+        place = f"byte {content[at]:#04x} at {offset + at:,}"
+        super().__init__(f"{place} is not {' or '.join(encodings)}; likely {self.likely}: {shown!r}")
+
+
+def parse_encodings(text: str) -> tuple[str, ...]:
+    """Parse encodings such as "utf-8,cp1252"; UTF-8 for an empty text. Raises ValueError for one that Python does not
+    know."""
+    names = [name.strip().lower().replace("_", "-") for name in text.split(",") if name.strip()]
+    for name in names:
+        try:
+            "".encode(name)
+        except LookupError:
+            examples = "utf-8, utf-16, cp1252, latin-1"
+            raise ValueError(f"encoding {name!r} is unknown; known are Python's, such as {examples}") from None
+    return tuple(names) or UTF_8
+
+
+def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
+    """Decode a file's bytes, or those of a line that begins at `offset`, with the first encoding that can.
+
+    A file that begins with a byte order mark has only that encoding. Raises Undecodable if none can; it names the first
+    fault in the first encoding.
+    """
+    mark = "" if offset else byte_order_mark(content)
+    faults = []
+    for encoding in encodings:
+        marked = encoding if encoding in ("utf-16", "utf-32") else ""
+        if mark != marked and not (mark and encoding.startswith(mark)):
+            faults.append(0)
+            continue
+        try:
+            return content.decode(encoding)
+        except UnicodeDecodeError as error:
+            faults.append(error.start)
+    raise Undecodable(content, faults[0], encodings, offset)
+
+
+def byte_order_mark(content: bytes) -> str:
+    """Return utf-16 or utf-32 if the bytes begin with its byte order mark; empty otherwise."""
+    return next((encoding for mark, encoding in _MARKS if content.startswith(mark)), "")
+
+
+def is_wide(encoding: str) -> bool:
+    """Return True for UTF-16 and UTF-32, with or without a byte order."""
+    return _WIDE.fullmatch(encoding) is not None
+
+
+def wide_encoding(head: bytes, encodings: Sequence[str]) -> str:
+    """Return the encoding of the list, of those with more than a byte for each character, in which a file begins;
+    empty if it begins in none."""
+    for encoding in filter(is_wide, encodings):
+        if byte_order_mark(head) == encoding or (encoding[-2:] in ("le", "be") and b"\0" in head):
+            return encoding
+    return ""
+
+
+def is_binary(content: bytes, encodings: Sequence[str]) -> bool:
+    """Return True for bytes that are no text: there is a zero byte in the first ones, or they begin as a PDF does.
+
+    UTF-16 and UTF-32 have zero bytes too, and are text even if `encodings` lacks them.
+    """
+    head = content[:HEAD]
+    if byte_order_mark(head) or wide_encoding(head, encodings) or _every_other_byte_is_zero(head):
+        return False
+    return b"\0" in head or head.startswith(b"%PDF-")
+
+
+def likely_encoding(content: bytes, at: int) -> str:
+    """Return an encoding that decodes the bytes around a fault: by their mark, by the name in their first bytes, or by
+    the statistics of languages. A text with few letters beyond ASCII is taken for cp1252."""
+    import charset_normalizer
+
+    if mark := byte_order_mark(content):
+        return mark
+    start = max(at - SAMPLE, 0) // 4 * 4  # where a character of UTF-16 or UTF-32 begins
+    sample = content[start : at + SAMPLE]
+    declared = [match[1].decode() for match in _DECLARED.finditer(content[:HEAD])]
+    candidates = [name for name in declared if _decodes(sample, name)]
+    high = sum(byte > 127 for byte in sample)
+    if not candidates and (high > max(ENOUGH, SHARE * len(sample)) or b"\0" in sample):
+        guess = charset_normalizer.from_bytes(sample).best()
+        if guess is not None and "cp1252" not in guess.could_be_from_charset:
+            candidates = [guess.encoding.replace("_", "-")]
+    usual = [name for name in ("cp1252", "latin-1") if _decodes(sample, name)]
+    return [*candidates, *usual][0]
+
+
+def _every_other_byte_is_zero(head: bytes) -> bool:
+    """Return True if the zero bytes are those of UTF-16 without a mark: of Latin text, one byte of most pairs."""
+    zeros = head[::2].count(0), head[1::2].count(0)
+    return min(zeros) == 0 and 4 * max(zeros) > len(head)
+
+
+def _decodes(content: bytes, encoding: str) -> bool:
+    try:
+        content.decode(encoding)
+    except (UnicodeDecodeError, LookupError):
+        return False
+    return True
