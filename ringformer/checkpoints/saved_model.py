@@ -1,4 +1,5 @@
-"""Saved models, trained or converted: their architecture, their latest checkpoint, and their parameters on a mesh."""
+"""Saved models, trained or converted: their architecture, their tokenizer, their latest checkpoint, and their
+parameters on a mesh."""
 
 import hashlib
 import json
@@ -14,9 +15,10 @@ from jax.sharding import Mesh
 from ringformer.checkpoints.array_folder import Restore
 from ringformer.checkpoints.sharded_arrays import Restored, checkpoint_handler
 from ringformer.checkpoints.verify import advising, restore_checked, saved_steps, tree_folder, unverified
+from ringformer.data import Tokenizer, load_tokenizer
 from ringformer.files.manifest import MANIFEST, check_named
 from ringformer.files.run_layout import CHECKPOINTS, CONFIG, IDENTITY, METRICS
-from ringformer.files.untrusted import read_object
+from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.interface import ModelConfig
 from ringformer.models.own_attention import UnknownAttention
 from ringformer.models.registry import FAMILIES, Family, family_of
@@ -51,23 +53,56 @@ def model_of(run_dir: str | Path) -> ModelConfig:
 
 
 def _family(run_dir: str | Path, saved: Mapping[str, Any]) -> Family:
-    """Return the family of a run or of a converted model, which has no preset. Raises ValueError if it is not
-    registered; the message names the file that registers it, which is not executed."""
-    if "family" in saved and "family_file" not in saved:
-        if saved["family"] not in tuple(FAMILIES):
-            raise ValueError(f"{run_dir} holds a {saved['family']!r}, which this version of ringformer does not know")
-        return FAMILIES[saved["family"]]
-    if not saved.get("preset"):
+    """Return the family of a run or of a converted model: the recorded one, whatever the preset of a run is.
+
+    Folders of older versions record no family for a LLaMA, and none for a registered family, which the preset names.
+    Raises ValueError if the family is not registered; the message names the file that registers it, which is not
+    executed.
+    """
+    name, preset = saved.get("family"), saved.get("preset")
+    if name in tuple(FAMILIES):
+        return FAMILIES[name]
+    if name is not None and "family_file" not in saved:
+        raise ValueError(f"{run_dir} holds a {name!r}, which this version of ringformer does not know")
+    if name is not None:
+        raise ValueError(
+            f"{run_dir} is a run of {preset!r}, which is registered as {name!r} by {saved['family_file']}: pass that "
+            "config file, --config=FILE, which will be executed"
+        )
+    if not preset:
         return FAMILIES["llama"]
     try:
-        return family_of(saved["preset"])
+        family = family_of(preset)
     except ValueError as error:
-        if "family" not in saved:
-            raise ValueError(f"{run_dir}: {error}; a config file registered it: pass --config=FILE") from None
-        raise ValueError(
-            f"{run_dir} is a run of {saved['preset']!r}, which is registered as {saved['family']!r} by "
-            f"{saved['family_file']}: pass that config file, --config=FILE, which will be executed"
-        ) from None
+        raise ValueError(f"{run_dir}: {error}; a config file registered it: pass --config=FILE") from None
+    return FAMILIES["llama"] if family.config.__module__.startswith("ringformer.") else family
+
+
+def other_tokenizer(folder: str | Path, tokenizer: Tokenizer) -> str | None:
+    """Return the name of the tokenizer that a saved model was trained with, if it is not `tokenizer`; None if it is, or
+    if the folder has none.
+
+    A run records the name, which is a hash, of its tokenizer. A converted model has the files of its tokenizer, which
+    may be a tokenizer.json and a tokenizer.model; one of them must be the file of `tokenizer`.
+    """
+    folder = Path(folder)
+    name = recorded_tokenizer(folder)
+    if name is not None:
+        return name if name != tokenizer.name else None
+    files = contained_files(folder, ("tokenizer.json", "tokenizer.model"))
+    own = [path.read_bytes() for path in tokenizer.files[:1]]
+    if not files or any(path.read_bytes() in own for path in files):
+        return None
+    return " or ".join(load_tokenizer(str(path)).name for path in files)
+
+
+def recorded_tokenizer(folder: Path) -> str | None:
+    """Return the name of the tokenizer that a run records; None for a run of an older version, and for a converted
+    model."""
+    if (folder / IDENTITY).is_file():
+        return read_object(folder, IDENTITY, "restore it")["identity"].get("data.tokenizer")
+    data = (read_object(folder, CONFIG) if (folder / CONFIG).is_file() else {}).get("data") or {}
+    return "bytes" if data.get("tokenizer") == "bytes" else None
 
 
 def latest_step(run_dir: str | Path) -> int | None:

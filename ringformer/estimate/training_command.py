@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from ringformer.estimate.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
 from ringformer.estimate.compiler.dump import CompilerFailure
@@ -21,6 +22,7 @@ from ringformer.estimate.targets import Target, find_target
 from ringformer.estimate.workload import Workload, preset_workload, stage_workloads
 from ringformer.parallel.runtime_environment import runtime_environment
 from ringformer.runs.config_file import load_config, parse_stages
+from ringformer.train.checks import check_start, theta_warnings
 
 
 def estimate_training(args: argparse.Namespace) -> int:
@@ -80,7 +82,14 @@ def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload]
     if args.config:
         values = load_config(args.config, args.overrides)
         stages = len(values.stages)
-        workloads = stage_workloads(parse_stages(values, inherit=False), target)
+        configs = parse_stages(values, inherit=False)
+        if values.init_from and not Path(values.init_from).exists():
+            log(f"init_from={values.init_from} is not on this machine: the estimate is of the preset {values.preset}")
+        for config in configs:
+            check_start(config)
+        for warning in theta_warnings(configs):
+            log(warning)
+        workloads = stage_workloads(configs, target)
     else:
         workloads = [preset_workload(args.model, target, args.seq_len)]
     if args.stage is not None:

@@ -104,7 +104,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     register_models(args.config)
     sampling = from_flags(args, Sampling)
-    text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template)
+    text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template, allow=[args.allow])
     check_stops(args.stop, text.tokenizer)
     encode = partial(_encode, args, text)
     saved = SavedText.read(Path(args.session), encode) if args.session else None

@@ -60,6 +60,11 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
         "--tokenizer",
         help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the run's",
     )
+    parser.add_argument(
+        "--allow",
+        choices=("data.tokenizer",),
+        help="allow a --tokenizer that is not the one that the model was trained with",
+    )
 
 
 def add_template_option(parser: argparse.ArgumentParser) -> None:

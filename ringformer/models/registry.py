@@ -128,14 +128,14 @@ def preset_config(preset: str, **changes: Any) -> Any:
 
 
 def registered_by(config: ModelConfig) -> dict[str, str]:
-    """Return the name of a configuration's family, and the file of its model unless it is one of ringformer's; nothing
-    for LLaMA. Raises ValueError if no family has the configuration."""
+    """Return the name of a configuration's family, and the file of its model unless it is one of ringformer's. Raises
+    ValueError if no family has the configuration."""
     family = family_with(type(config))
     name = next(name for name, each in FAMILIES.items() if each is family)
     modules = [cls.__module__ for cls in (family.model, family.config)]
     module = next((name for name in modules if not name.startswith("ringformer.")), "")
     if not module:
-        return {} if name == "llama" else {"family": name}
+        return {"family": name}
     return {"family": name, "family_file": str(Path(sys.modules[module].__file__ or "").resolve())}
 
 

@@ -7,10 +7,11 @@ The fields are the keys `--config.KEY=VALUE`, and their docstrings are the help 
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict, FieldReference, config_dict
 
 from ringformer.data import parse_mixture
 from ringformer.data.packing.options import PackingOptions
@@ -171,8 +172,8 @@ class Config:
     """Consecutive runs, each a dict of the keys that it changes, e.g. {"seq_len": 131072, "model.rope_theta": 1e7}; see
     docs/finetuning.md. Empty in the config of one run."""
     preset: str = ""
-    """Model that `base_config` was called with. Without init_from, it supplies the model's rope and norm_eps if the
-    config does not set them."""
+    """Model that `base_config` was called with. Without init_from, it supplies the architecture; with init_from, only
+    the keys of `config.model` that are set apply, and the model in that folder supplies the rest."""
 
     def __post_init__(self):
         positive = ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints")
@@ -213,6 +214,45 @@ class Config:
                 )
 
 
+class ModelKeys(ConfigDict):
+    """`config.model`: a preset's values, and the names of the keys that a file or a command line has set since.
+
+    A key that was set to the preset's own value counts as set, too.
+    """
+
+    def __init__(self, initial: Mapping[str, Any] | None = None, *, preset: str = "", **options: Any):
+        """
+        Args:
+          initial: all keys with the preset's values, as for ConfigDict.
+          preset: name of the preset.
+        """
+        object.__setattr__(self, "keys_set", set())
+        object.__setattr__(self, "made_from", preset)
+        super().__init__(initial, **options)
+        self.keys_set.clear()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        # ConfigDict.get_ref replaces a value by a reference to it, which sets nothing.
+        only_referenced = isinstance(value, FieldReference) and key in self and value.get() == self[key]
+        super().__setitem__(key, value)
+        if not only_referenced:
+            self.keys_set.add(key)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._remember(state["made_from"], state["keys_set"])
+
+    def copy_and_resolve_references(self, visit_map: dict | None = None) -> "ModelKeys":
+        """Return a copy without references, as ConfigDict does, in which the same keys count as set."""
+        copy = super().copy_and_resolve_references(visit_map)
+        copy._remember(self.made_from, self.keys_set)
+        return copy
+
+    def _remember(self, preset: str, keys_set: set[str]) -> None:
+        object.__setattr__(self, "made_from", preset)
+        object.__setattr__(self, "keys_set", set(keys_set))
+
+
 def base_config(model: str) -> ConfigDict:
     """Return all keys of a run with their defaults, and the architecture of a preset; locked against new keys.
 
@@ -226,7 +266,7 @@ def base_config(model: str) -> ConfigDict:
     for name in family.config.INHERITED:  # unset is None; in a dataclass, `kind` is None
         default = getattr(family.config, name)
         unset[name] = ConfigDict(_defaults(type(default), kind=None)) if dataclasses.is_dataclass(default) else None
-    config.model = ConfigDict(_defaults(family.config, **dict(family.presets[model]) | unset))
+    config.model = ModelKeys(_defaults(family.config, **dict(family.presets[model]) | unset), preset=model)
     return config.lock()
 
 

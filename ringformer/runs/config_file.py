@@ -8,16 +8,17 @@ An existing store records how it was made. If the command line names the store, 
 config file (e.g. `data.source`). Keys on the command line are not replaced but compared with the record. If the file
 itself names the store, its keys are compared too.
 
-Some values of a model determine what its weights mean but not their shapes: for LLaMA, the rope and the norm's epsilon.
-Where a config does not set these values, they are inherited from the model that the run starts from or, without one,
-from the preset.
+A run that starts from another model has this model's family and sizes, whatever preset the file began with; only keys
+that the file or the command line sets differ, and are compared with it. Some values of a model determine what its
+weights mean but not their shapes: for LLaMA, the rope and the norm's epsilon. Where a config does not set these values,
+they are inherited from the model that the run starts from or, without one, from the preset.
 """
 
 import dataclasses
 import difflib
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from itertools import pairwise
@@ -117,42 +118,73 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
     """Return the validated dataclass of a config without stages.
 
     Args:
-      inherit: take the model's unset values from the run itself if it is resumed, otherwise from init_from. If False,
-        take them from the preset, as without init_from; then no checkpoint is needed.
-      before: model of the previous stage, which takes precedence over init_from and the preset.
+      inherit: False: if init_from does not exist, take the preset's architecture, as without init_from.
+      before: model of the previous stage, which takes the place of init_from.
 
     Raises:
       ValueError: for an invalid value.
       FileNotFoundError: if init_from is not the folder of a run or of a converted model.
     """
-    base, run_dir = before, config.run_dir
-    if inherit and run_dir and (Path(run_dir) / METRICS).is_file() and (Path(run_dir) / CONFIG).is_file():
-        base = model_of(run_dir)
-    elif inherit and base is None and config.init_from:
-        base = model_of(config.init_from)
     values = config.to_dict()
     if values["stages"]:
         raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
-    family, begun = family_of(values["preset"]), base
-    if base is None and config.init_from and (Path(config.init_from) / CONFIG).is_file():
-        begun = model_of(config.init_from)
-    if config.init_from and begun is not None and type(begun) is not family.config:
-        base, family = begun, family_with(type(begun))  # the preset's sizes are those of another family
-        others = {field.name for field in dataclasses.fields(family.config)} - set(family.config.ARCHITECTURE)
-        values["model"] = {name: value for name, value in values["model"].items() if name in others}
-        values["model"] |= {field: getattr(begun, field) for field in family.config.ARCHITECTURE}
-    set_values = {path: value for path, value in flatten_dict(values["model"]).items() if value is not None}
-    given = values["model"] = unflatten_dict(set_values)
-    base = base or family.config(**family.presets[values["preset"]])
-    for field in base.INHERITED:
-        inherited: Any = getattr(base, field)
+    values["model"] = _model(config, starting_model(config, inherit=inherit, before=before), before)
+    return Config(**{key: PARTS[key](**value) if key in PARTS else value for key, value in values.items()})
+
+
+def starting_model(config: ConfigDict, *, inherit: bool, before: ModelConfig | None = None) -> ModelConfig | None:
+    """Return the model that a run goes on with: its own if it is resumed, else that of the previous stage or of
+    init_from; None if it begins with fresh parameters. For the arguments and errors see `parse`."""
+    run_dir, init_from = Path(config.run_dir), config.init_from
+    if config.run_dir and (run_dir / METRICS).is_file() and (run_dir / CONFIG).is_file():
+        return model_of(run_dir)
+    if before is not None:
+        return before
+    if init_from and (inherit or Path(init_from).exists()):
+        return model_of(init_from)
+    return None
+
+
+def _model(config: ConfigDict, start: Any, before: ModelConfig | None) -> ModelConfig:
+    """Return the model of a run that goes on with the model `start`, or with fresh parameters if it is None.
+
+    If the parameters come from another model, the run has this model's architecture, except for the keys that the user
+    set, which are compared with it later. Otherwise it has the architecture of the config.
+
+    Raises ValueError for a key that the model's family does not have, and for a preset that is not that of
+    `base_config`.
+    """
+    preset, keys = config.preset, config.model
+    family = family_of(preset)
+    values = {path: value for path, value in flatten_dict(keys.to_dict()).items() if value is not None}
+    if start is not None and (config.init_from or before is not None):
+        family = family_with(type(start))
+        set_keys = getattr(keys, "keys_set", set(keys))  # all of them if the file replaced config.model
+        fields = {field.name for field in dataclasses.fields(family.config)}
+        if foreign := sorted({name for name, *_ in values} & set_keys - fields):
+            raise ValueError(
+                f"model.{foreign[0]} is no key of {family.config.__name__}, the model that the run starts from: leave "
+                "it out, or choose another init_from"
+            )
+        kept = fields & {*set_keys, *family.config.INHERITED}
+        values = {path: value for path, value in values.items() if path[0] in kept}
+        values = {(name,): getattr(start, name) for name in family.config.ARCHITECTURE} | values
+    elif getattr(keys, "made_from", preset) != preset:
+        raise ValueError(
+            f"preset={preset!r}, but the config's model is that of base_config({keys.made_from!r}): call "
+            f"base_config({preset!r}) in the config file"
+        )
+    given = unflatten_dict(values)
+    if type(start) is not family.config:  # fresh parameters, or a run of another family, which is refused later
+        start = family.config(**family.presets[preset])
+    for field in start.INHERITED:
+        inherited: Any = getattr(start, field)
         nested = dataclasses.is_dataclass(inherited)
         if nested and "kind" not in given.get(field, {}):
             # The config sets some fields, or none: replace these fields in the inherited scaling.
             given[field] = dataclasses.replace(inherited, **given.get(field, {}))
         given.setdefault(field, inherited)
-    parts = {"model": family.config, **PARTS}
-    return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
+    return family.config(**given)
 
 
 def register_models(path: str | None) -> None:
@@ -180,7 +212,7 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
         values.stages = ()
         values.seed += number - 1
         try:
-            _override(values, overrides)
+            _override(values, overrides, [family_of(config.preset).config, *(type(run.model) for run in runs)])
             if config.run_dir:
                 values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
             if config.copy_to:
@@ -200,10 +232,13 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
     return runs
 
 
-def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
-    """Set dotted keys of a config. Raises ValueError for an unknown key and for a key that all stages share."""
-    model = family_of(values.preset).config
-    lasting = set(model.ARCHITECTURE + model.INHERITED) - set(model.CONTEXT)
+def _override(values: ConfigDict, overrides: dict[str, Any], families: Sequence[type[ModelConfig]]) -> None:
+    """Set dotted keys of a config. Raises ValueError for an unknown key and for a key that all stages share.
+
+    Args:
+      families: classes of the preset's configuration and of earlier stages, whose architecture all stages share.
+    """
+    lasting = {name for model in families for name in {*model.ARCHITECTURE, *model.INHERITED} - {*model.CONTEXT}}
     shared = {
         "stages",
         "run_dir",

@@ -1,13 +1,13 @@
 """Checks of a run before it begins: its folders, the pool of host memory, its held-out data."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ringformer.checkpoints.saved_model import model_of
-from ringformer.data import Loader
+from ringformer.checkpoints.saved_model import model_of, other_tokenizer
+from ringformer.data import Loader, Tokenizer
 from ringformer.files.run_layout import CONFIG, HF_CONFIG, METRICS
 from ringformer.hardware import GiB
 from ringformer.models.interface import ModelConfig
@@ -22,16 +22,68 @@ def check_folders(run_dir: Path, config: Config) -> None:
     """
     if (run_dir / HF_CONFIG).exists() and not (run_dir / METRICS).exists():
         raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and choose another run_dir")
-    here = config.model
-    inherited = [name for name in here.INHERITED if name not in here.CONTEXT]
+    if (run_dir / CONFIG).is_file():
+        _check_same(run_dir, config.model, config.model.ARCHITECTURE, "choose another folder")
+    if config.init_from:
+        check_start(config)
+
+
+def check_start(config: Config) -> None:
+    """Raise ValueError if the config sets another value than init_from has, for a key that a run cannot change. An
+    init_from that does not exist is skipped."""
+    if not config.init_from or not (Path(config.init_from) / CONFIG).is_file():
+        return
+    model = config.model
+    inherited = [name for name in model.INHERITED if name not in model.CONTEXT]
     advice = "leave out what the config changes of it, or choose another init_from"
-    for folder, fields, what in (
-        (run_dir, here.ARCHITECTURE, "choose another folder"),
-        (config.init_from, (*here.ARCHITECTURE, *inherited), advice),
-    ):
-        begun = folder and (Path(folder) / CONFIG).is_file()
-        if begun and (clash := _differences(model_of(folder), here, fields, "{} there, {} here")):
-            raise ValueError(f"{folder} holds another model ({'; '.join(clash)}): {what}")
+    _check_same(config.init_from, model, (*model.ARCHITECTURE, *inherited), advice)
+
+
+def _check_same(folder: str | Path, here: ModelConfig, fields: Iterable[str], advice: str) -> None:
+    """Raise ValueError if the model in a folder is of another family than `here`, or differs in one of the fields."""
+    there = model_of(folder)
+    families = [f"{type(there).__name__} there, {type(here).__name__} here"] if type(there) is not type(here) else []
+    if clash := families + _differences(there, here, fields, "{} there, {} here"):
+        raise ValueError(f"{folder} holds another model ({'; '.join(clash)}): {advice}")
+
+
+def check_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
+    """Raise ValueError if the model in init_from was trained with another tokenizer than that of the run's data."""
+    theirs = other_tokenizer(config.init_from, tokenizer)
+    if theirs is not None:
+        named = "bytes" if theirs == "bytes" else config.init_from
+        raise ValueError(
+            f"{config.init_from} was trained with tokenizer {theirs}, but data.tokenizer={config.data.tokenizer} is "
+            f"{tokenizer.name}, whose ids mean another text: set --config.data.tokenizer={named} and a new "
+            "--config.data.store, or train it on these ids with --allow=data.tokenizer"
+        )
+
+
+def theta_warnings(configs: Sequence[Config]) -> list[str]:
+    """Return a warning for each run whose rope theta is below that of the model in init_from, or of an earlier stage.
+
+    Args:
+      configs: the stages, or a single run.
+    """
+    init_from = configs[0].init_from
+    largest = thetas(model_of(init_from)) if init_from and (Path(init_from) / CONFIG).is_file() else {}
+    warnings = []
+    for number, config in enumerate(configs, 1):
+        stage = f"stage {number}: " if len(configs) > 1 else ""
+        for name, theta in thetas(config.model).items():
+            before = largest.get(name, theta)
+            largest[name] = max(theta, before)
+            if theta < before:
+                warnings.append(
+                    f"warning: {stage}model.{name}={theta:g} is below the {before:g} that the model has had: a longer "
+                    f"context needs a larger one; leave model.{name} out to keep the model's"
+                )
+    return warnings
+
+
+def thetas(model: ModelConfig) -> dict[str, float]:
+    """Return the bases of a model's rotary frequencies that stages may change, by field."""
+    return {name: base for name in model.CONTEXT if isinstance(base := getattr(model, name), float)}
 
 
 def context_changes(config: Config) -> list[str]:

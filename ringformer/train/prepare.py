@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from ringformer.checkpoints.saved_model import restore_params
+from ringformer.checkpoints.saved_model import latest_step, restore_params
 from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_mixture, open_or_build
 from ringformer.data.loader import Parts
 from ringformer.data.packing.options import PackingOptions
@@ -24,7 +24,7 @@ from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, check_same_on_all, run_identity, stores_identity
 from ringformer.runs.record import Checked, check_keys, check_run
-from ringformer.train.checks import check_folders, check_host_pool, count_batches
+from ringformer.train.checks import check_folders, check_host_pool, check_tokenizer, count_batches
 from ringformer.train.program import Program, make_program
 from ringformer.train.state import TrainState, init_state
 
@@ -80,7 +80,8 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     """Check the configuration against devices, data and tokenizer; raise ValueError that names a conflict.
 
     Args:
-      allow: keys that may have changed since the run in `config.run_dir` began (`record.check_run`).
+      allow: keys that may have changed since the run in `config.run_dir` began (`record.check_run`);
+        "data.tokenizer": the model in init_from may have another tokenizer.
       anew: True if the run begins anew; the contents of `config.run_dir` will then be set aside.
     """
     run_dir = folder_of(config.run_dir)
@@ -110,6 +111,9 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     if device.platform == "gpu":
         check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
     tokenizer = load_tokenizer(data.tokenizer)
+    begins = anew or latest_step(run_dir) is None
+    if begins and config.init_from and "data.tokenizer" not in allow:
+        check_tokenizer(config, tokenizer)
     vocab_size = getattr(model, "vocab_size", None)
     if vocab_size is not None:
         check_vocabulary(tokenizer, vocab_size)

@@ -15,7 +15,7 @@ from ringformer.runs.config import Config
 from ringformer.runs.folder import RunFolder
 from ringformer.runs.metrics import Reporter
 from ringformer.runs.record import describe
-from ringformer.train.checks import context_changes
+from ringformer.train.checks import context_changes, theta_warnings
 from ringformer.train.optimizer import schedule
 from ringformer.train.prepare import Run
 from ringformer.train.skipped_steps import SkippedSteps
@@ -125,6 +125,7 @@ class StepReports:
         gathered = getattr(model, "ring", "") == "gathered"
         rows = config.batch_size // (config.accumulate * shape["dp"] * shape["fsdp"])  # of a device at once
         changed = context_changes(config) if start == 0 and config.init_from else []
+        lower = theta_warnings([config]) if changed else []
         lengths, passes = run.train_data.document_lengths(), run.train_data.passes(config.steps)
         windowed = getattr(model, "window", 0) > 0  # not counted
         balance = None if windowed else run.train_data.describe_balance(chunks, rows, gathered)
@@ -137,6 +138,7 @@ class StepReports:
             *([f"changed from step {start} on: {describe(folder.changes)}"] if folder.changes else ()),
             *([run.kernel] if run.kernel else ()),
             *(f"{change}, compared with {config.init_from}" for change in changed),
+            *lower,
             *map(str, lengths),
             *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
             *([run.train_data.describe_buckets()] if config.data.buckets else ()),

@@ -30,6 +30,7 @@ from ringformer.runs.folder import finished, nothing_left
 from ringformer.runs.identity import contents, origin
 from ringformer.runs.metrics import read_metrics
 from ringformer.runs.record import RunChanged, recorded, set_aside
+from ringformer.train.checks import theta_warnings, thetas
 from ringformer.train.loop import train
 from ringformer.train.prepare import Run, prepare
 
@@ -62,6 +63,9 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
     stages = {f"stage-{number}" for number in range(1, len(configs) + 1)}
     if unknown := [key for key in allow if key.startswith("stage-") and key not in stages]:
         raise ValueError(f"--allow={unknown[0]}: the config has {len(configs)} stages")
+    if jax.process_index() == 0:
+        for warning in theta_warnings(configs):
+            print(warning, file=sys.stderr)
     anew = _other_beginnings(configs)
     runs, refused = [], {}
     for number, config in enumerate(configs, 1):
@@ -166,12 +170,12 @@ def _row(number: int, config: Config) -> dict:
     """
     rows = read_metrics(Path(config.run_dir, METRICS))
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
-    step, model = latest_step(config.run_dir) or 0, config.model
+    step = latest_step(config.run_dir) or 0
     return {
         "stage": number,
         "run_dir": Path(config.run_dir).name,
         "seq_len": config.seq_len,
-        **{name: x for name in model.CONTEXT if isinstance(x := getattr(model, name), float)},
+        **thetas(config.model),
         "mesh_dim": config.mesh_dim,
         "steps": config.steps,
         "tokens": config.steps * config.batch_size * config.seq_len,

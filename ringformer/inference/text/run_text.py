@@ -1,12 +1,12 @@
 """Text processing of a run: its tokenizer, its chat template, and the tokens that end a text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from ringformer.checkpoints.saved_model import model_of
+from ringformer.checkpoints.saved_model import model_of, other_tokenizer, recorded_tokenizer
 from ringformer.data.chats.conversations import ChatFormat, Message
 from ringformer.data.chats.templates import TemplateName, load_template, template_id
 from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
@@ -40,19 +40,34 @@ class RunText:
       tokenizer: a name that `load_tokenizer` accepts; None: the run's tokenizer.
       template: a chat template; None: the one that rendered the run's conversations or, if there is none, the
         tokenizer's own.
+      allow: "data.tokenizer" if `tokenizer` may be another than the model was trained with.
 
     Raises:
       FileNotFoundError: if the folder does not exist, or holds no model or no tokenizer.
       ValueError: if the folder is an unconverted Hugging Face checkpoint, or the tokenizer does not fit the model.
     """
 
-    def __init__(self, run: str | Path, *, tokenizer: str | None = None, template: TemplateName | None = None):
+    def __init__(
+        self,
+        run: str | Path,
+        *,
+        tokenizer: str | None = None,
+        template: TemplateName | None = None,
+        allow: Collection[str] = (),
+    ):
         self._run = Path(run)
         _check_folder(self._run)
         model: Any = model_of(self._run)
         saved = read_object(self._run, CONFIG)
         self._data: dict[str, Any] = saved.get("data") or {}  # empty for a converted model
         self.tokenizer = load_tokenizer(tokenizer or _tokenizer_of(self._run, self._data))
+        if tokenizer is not None and "data.tokenizer" not in allow:
+            theirs = other_tokenizer(self._run, self.tokenizer)
+            if theirs is not None:
+                raise ValueError(
+                    f"{run} was trained with tokenizer {theirs}, but --tokenizer={tokenizer} is {self.tokenizer.name}, "
+                    "whose ids mean another text: leave out --tokenizer, or use it with --allow=data.tokenizer"
+                )
         check_vocabulary(self.tokenizer, model.vocab_size)
         recorded: TemplateName | None = "tokenizer" if self.tokenizer.config.get("chat_template") else None
         if self._data.get("format") in get_args(ChatFormat):
@@ -206,6 +221,8 @@ def _tokenizer_of(run: Path, data: dict[str, Any]) -> str:
     if named == "bytes":
         return named
     kind = Path(named).suffix if named.endswith((".json", ".model")) else ""
+    if (recorded_tokenizer(run) or "").startswith("sentencepiece-"):  # from a folder
+        kind = ".model"
     present = [path for path in contained_files(run, ("tokenizer.json", "tokenizer.model")) if path.name.endswith(kind)]
     if not present:
         raise FileNotFoundError(

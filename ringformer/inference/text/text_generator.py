@@ -1,6 +1,6 @@
 """Text generation with a `Generator`, and with the tokenizer and the chat template of its run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,20 @@ class TextGenerator:
 
     @classmethod
     def load(
-        cls, run: str | Path, *, tokenizer: str | None = None, template: TemplateName | None = None, **options: Any
+        cls,
+        run: str | Path,
+        *,
+        tokenizer: str | None = None,
+        template: TemplateName | None = None,
+        allow: Collection[str] = (),
+        **options: Any,
     ) -> "TextGenerator":
         """Load the model of a run's latest checkpoint, or a converted model, with its tokenizer.
 
-        Args: `run`, `tokenizer` and `template` as for `RunText`; `options` as for `Generator.load`; `max_length` is
-          required.
+        Args: `run`, `tokenizer`, `template` and `allow` as for `RunText`; `options` as for `Generator.load`;
+          `max_length` is required.
         """
-        text = RunText(run, tokenizer=tokenizer, template=template)  # first, because its checks are fast
+        text = RunText(run, tokenizer=tokenizer, template=template, allow=allow)  # first, because its checks are fast
         return cls(Generator.load(run, **options), text)
 
     @property

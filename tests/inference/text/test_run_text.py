@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import transformers
 from ringformer.data import load_tokenizer
 from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import load_template
+from ringformer.files.atomic import write_object
+from ringformer.files.run_layout import IDENTITY
 from ringformer.inference.text.run_text import RunText
 from tests.data.chat_samples import CHATS, LLAMA3_JINJA, SPECIAL, UNMARKED_JINJA, chat, llama3, sentencepiece
 from tests.inference.runs import converted_folder, llama2, run_folder
@@ -129,7 +132,35 @@ def test_the_tokenizer_is_the_run_s_and_not_that_of_the_model_it_began_with(toke
         if spec != tokenizers["llama3"]:  # what init_from left there
             shutil.copy(f"{tokenizers['llama2']}/tokenizer.json", run)
         assert RunText(run).tokenizer.name == load_tokenizer(spec).name
-        assert RunText(run, tokenizer=tokenizers["llama3"] if spec == tokenizers["llama3"] else "bytes").context == 64
+        assert RunText(run, tokenizer=spec).context == 64
+
+
+def test_a_run_s_tokenizer_from_a_folder_is_the_one_that_it_records(tokenizers, tmp_path):
+    """Its config names the folder, and init_from left a tokenizer of the other kind in the run."""
+    shutil.copytree(Path(tokenizers["sp"]).parent, tmp_path / "sp", ignore=shutil.ignore_patterns("[23]"))
+    run = run_folder(tmp_path / "run", str(tmp_path / "sp"))
+    shutil.copy(f"{tokenizers['llama2']}/tokenizer.json", run)
+    name = load_tokenizer(tokenizers["sp"]).name
+    write_object(run / IDENTITY, {"identity": {"data.tokenizer": name}, "saved": None})
+    assert RunText(run).tokenizer.name == name
+
+
+@pytest.mark.parametrize("kind", ["converted", "run", "older run"])
+def test_another_tokenizer_than_the_model_s_is_refused_unless_it_is_allowed(kind, tokenizers, tmp_path):
+    theirs = load_tokenizer(tokenizers["llama3"]).name
+    if kind == "converted":
+        folder = converted_folder(tmp_path / "m", Path(tokenizers["llama3"]))
+    else:
+        folder = run_folder(tmp_path / "m", tokenizers["llama3"])
+    if kind == "run":
+        write_object(folder / IDENTITY, {"identity": {"data.tokenizer": theirs}, "saved": None})
+    message = (
+        rf"was trained with tokenizer {theirs}, but --tokenizer=bytes is bytes, whose ids .* --allow=data.tokenizer"
+    )
+    with pytest.raises(ValueError, match=message):
+        RunText(folder, tokenizer="bytes")
+    assert RunText(folder, tokenizer="bytes", allow=["data.tokenizer"]).tokenizer.name == "bytes"
+    assert RunText(folder, tokenizer=tokenizers["llama3"]).tokenizer.name == RunText(folder).tokenizer.name == theirs
 
 
 def test_the_context_of_a_converted_model(tokenizers, tmp_path):

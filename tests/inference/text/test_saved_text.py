@@ -121,7 +121,10 @@ MISTAKES = [
     (["--max_length=512"], "max_length=1024 (here 512)"),
     (["--prefill_chunk=64"], "prefill_chunk=None (here 64)"),
     (["--chat"], "pass the same --chat, --system, --template and --tokenizer as when it was saved"),
-    (["--tokenizer=bytes"], "pass the same --chat, --system, --template and --tokenizer as when it was saved"),
+    (
+        ["--tokenizer=bytes", "--allow=data.tokenizer"],
+        "pass the same --chat, --system, --template and --tokenizer as when it was saved",
+    ),
     (["--max_new_tokens=2000"], "and 2,000 new ones exceed the limit of 1,024 tokens"),
     (["--save_session=SAVED"], "--save_session=SAVED exists: choose another folder, or delete it"),
     (["--session=RUN"], "RUN holds no session: name a folder that a session was saved to"),
