@@ -23,13 +23,13 @@ def add_prepare(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    from ringformer.data.stores.options import StoreOptions
+    from ringformer.data.stores.options import StoreOptions, rules_of
     from ringformer.data.stores.preparation_report import format_report
     from ringformer.data.stores.prepare import open_or_build
     from ringformer.data.tokenizers.load import load_tokenizer
 
     options, directory = from_flags(args, StoreOptions), Path(args.store)
-    if args.clean != "usual" and not options.rules and args.clean:
+    if args.clean not in ("", "usual") and not rules_of(args.clean, args.format):
         raise ValueError(f"--clean={args.clean}: only the rule html cleans {args.format}: leave out the others")
     for store in open_or_build(directory, options, load_tokenizer(options.tokenizer)):
         if store is not None:

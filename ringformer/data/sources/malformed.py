@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-ADVICE = "Repair it, or skip and count such records: --skip_malformed"
+SKIP = "--skip_malformed (for a run: --config.data.skip_malformed=True)"
+"""Options that skip and count what cannot be read."""
 
 
 class MalformedRecord(ValueError):
@@ -51,7 +52,7 @@ class Malformed:
         advice = self.suggest(record) if record is not None and (first or not self.skip) else ""
         whole = f"{message}. {advice}" if advice else message
         if not self.skip:
-            raise ValueError(f"{whole}. {ADVICE}")
+            raise ValueError(f"{whole}. Repair it, or skip and count such records: {SKIP}")
         with self._lock:
             self.counts[f"records skipped: {reason}"] += 1
             self.first = self.first or whole

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
+from ringformer.data.sources.malformed import SKIP
 from ringformer.data.sources.source_files import open_file
 from ringformer.data.sources.text_encoding import (
     HEAD,
@@ -38,7 +39,7 @@ def check_size(name: str, size: int, max_bytes: int | None) -> None:
     if max_bytes is not None and size > max_bytes:
         raise ValueError(
             f"{name} has more than max_document_bytes={max_bytes:,} bytes of text: split it, or raise "
-            "--max_document_bytes"
+            "--max_document_bytes (for a run: --config.data.max_document_bytes)"
         )
 
 
@@ -93,8 +94,8 @@ def undecodable_files(paths: Sequence[Path], encodings: Sequence[str], *, by_lin
     if len(others) > 1:
         lines.append(f"{' and '.join(others)} decode each other's files: convert those of all but one to UTF-8 (iconv)")
     lines.append(
-        f"List the encodings to try, in this order: --encoding={advised}; or skip and count what cannot be decoded: "
-        "--skip_malformed"
+        f"List the encodings to try, in this order: --encoding={advised} (for a run: --config.data.encoding={advised}),"
+        f" or skip and count what cannot be decoded: {SKIP}"
     )
     named = "\n".join(lines)
     return ValueError(f"{len(faults)} of the {len(paths)} files still to be read cannot be decoded:\n{named}")

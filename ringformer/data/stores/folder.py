@@ -4,7 +4,7 @@
     DIR/report.json       what was included and left out
     DIR/tokenizer         a copy of the tokenizer's files, if it has any
     DIR/source.json       size, time and hash of the source's files, to detect changes
-    DIR/manifest.json     {file: [bytes, hash]} of the files above, except those that a store.json lists
+    DIR/manifest.json     {file: [bytes, hash]} of all files, except those that a store.json lists
 
 The folder is built in DIR.building-XXXXXXXX, with a note of the building process, and renamed once everything is on
 disk. If a building process is killed, the next process that builds there removes the leftovers.

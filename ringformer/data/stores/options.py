@@ -102,16 +102,17 @@ class StoreOptions:
             raise ValueError(
                 f"{key}encoding={self.encoding!r} needs a source of {', '.join(ENCODED)}, not {self.source}"
             )
-        others = self.rules if self.format == "tokens" else self.rules - RULES_OF_DOCUMENTS
+        rules = rules_of(self.clean, self.format)
+        others = rules if self.format == "tokens" else rules - RULES_OF_DOCUMENTS
         if others and self.format in ("documents", "tokens"):
             raise ValueError(f"{key}clean={self.clean!r}: {', '.join(sorted(others))} cannot clean {self.format}")
 
-    @property
-    def rules(self) -> frozenset[str]:
-        """Cleaning rules that `clean` stands for. Raises ValueError for an unknown one.
 
-        Configs of earlier versions have the usual rules of conversations for documents too, where they had no effect.
-        """
-        if self.clean not in ("usual", USUAL_RULES):
-            return parse_rules(self.clean)
-        return parse_rules("" if self.format in ("documents", "tokens") else USUAL_RULES)
+def rules_of(clean: str, data_format: str) -> frozenset[str]:
+    """Return the cleaning rules that an option `clean` stands for. Raises ValueError for an unknown rule.
+
+    Configs of earlier versions have the usual rules of conversations for documents too, where they had no effect.
+    """
+    if clean not in ("usual", USUAL_RULES):
+        return parse_rules(clean)
+    return parse_rules("" if data_format in ("documents", "tokens") else USUAL_RULES)

@@ -30,7 +30,7 @@ from ringformer.data.sources.text_encoding import parse_encodings
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded, in_groups
 from ringformer.data.stores.folder import check_folder, new_folder
 from ringformer.data.stores.format_hints import ways_to_read
-from ringformer.data.stores.options import OF_DOCUMENTS, StoreOptions
+from ringformer.data.stores.options import OF_DOCUMENTS, StoreOptions, rules_of
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
 from ringformer.data.stores.token_rows import TokenEncoder
@@ -153,9 +153,11 @@ def build_stores(
                     total = sum(writer.documents for writer in writers.values())
                     first = f"; the first that was skipped is {first}" if (first := encoder.malformed.first) else ""
                     cause = f"left out: {dict(left_out)}{first}" if left_out.total() else "the source has none"
+                    if total:
+                        cause = "choose another --held_out (for a run: --config.data.held_out), or add documents"
                     raise ValueError(
                         f"the {name} store would be empty: of {total} documents, held_out={held_out} sends none to "
-                        f"it; {'choose another --held_out, or add documents' if total else cause}"
+                        f"it; {cause}"
                     )
                 writer.finish(skipped_empty=left_out["empty documents skipped"], settings=settings)
         stores = {name: TokenStore(building / name) for name in writers}
@@ -177,7 +179,7 @@ def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
     if options.format == "tokens":
         return common | {"skip_empty": options.skip_empty}
     common |= {"weight_field": options.weight_field, "encoding": options.encoding}
-    common |= {"clean": ",".join(sorted(options.rules))}
+    common |= {"clean": ",".join(sorted(rules_of(options.clean, options.format)))}
     if options.format == "documents":
         return common | {key: getattr(options, key) for key in ("field", "skip_empty", *OF_DOCUMENTS)}
     return common | {
@@ -203,7 +205,7 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
             weight_field=options.weight_field,
             encoding=options.encoding,
             any_bytes=isinstance(tokenizer, ByteTokenizer),
-            change=extracted if "html" in options.rules else None,
+            change=extracted if "html" in rules_of(options.clean, options.format) else None,
         )
         documents = read(malformed=malformed)
         if options.compressibility_tails:
@@ -221,7 +223,7 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
         encodings=parse_encodings(options.encoding),
     )
     template = load_template(options.template, tokenizer, chat_date=options.chat_date)
-    cleaning = Cleaning(chats, ",".join(options.rules))
+    cleaning = Cleaning(chats, ",".join(rules_of(options.clean, options.format)))
     return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed, options.max_document_bytes)
 
 

@@ -95,7 +95,7 @@ class TokenEncoder:
             )
             raise MalformedRecord(
                 f"{batch.name(row)} has a token beyond the {len(text_bytes)} of tokenizer {self.tokenizer.name}: name "
-                "the one that made it with --tokenizer",
+                "the one that made it with --tokenizer (for a run: --config.data.tokenizer)",
                 "a token that the tokenizer lacks",
             )
         in_bytes = np.append(0, np.cumsum(text_bytes[ids] if trained is None else text_bytes[ids] * trained))
@@ -106,7 +106,10 @@ class TokenEncoder:
             size, start = int(in_bytes[stop] - in_bytes[start]), stop
             if not len(document):
                 if not self.skip_empty:
-                    raise ValueError(f"{batch.name(row)} has no token; --skip_empty skips and counts such rows")
+                    raise ValueError(
+                        f"{batch.name(row)} has no token; --skip_empty (for a run: --config.data.skip_empty=True) "
+                        "skips and counts such rows"
+                    )
                 counts["empty documents skipped"] += 1
                 continue
             if document[-1] != end:

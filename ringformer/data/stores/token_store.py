@@ -5,7 +5,8 @@
     tokens.bin    little-endian uint16, or uint32 for a vocabulary above 65536
     offsets.npy   int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]], including its end token
     mask.bin      for conversations, uint8 per token: 0 for a token that is read but not trained on
-    names.jsonl   for documents that are files, the path of each, as JSON
+    names.jsonl   for documents that are files, the path of each, as JSON; the manifest of the folder has its hash,
+                  because the same documents elsewhere are the same store
 
 A run has two stores in one folder, `train` and `eval` (`folder.py`).
 """
@@ -25,6 +26,7 @@ from ringformer.data.stores.integrity import FORMAT, ContentCheck, check_files, 
 from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.files.hashes import hash_object
 
+NAMES = "names.jsonl"
 FINGERPRINTED_FORMAT = 2
 """Format version in fingerprints; since this version, the same documents have the same tokens in the same order."""
 
@@ -62,14 +64,9 @@ class TokenStore:
         )
 
     def names(self) -> list[str]:
-        """Read the paths of the documents; empty if they are not files, or the store is of an earlier version.
-
-        Raises ValueError if the file of paths has changed since it was written.
-        """
-        written = self.meta["files"].get("names.jsonl")
-        if written is None:
-            return []
-        return [json.loads(line) for line in verified(self.path / "names.jsonl", written[1]).splitlines()]
+        """Read the paths of the documents; empty if they are not files, or the store is of an earlier version."""
+        path = self.path / NAMES
+        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ValueError if the store has ids beyond a model's vocabulary of `vocab_size` rows."""
@@ -134,7 +131,7 @@ class StoreWriter:
             self._mask.write(trained.astype(np.uint8).tobytes())
         if name:
             if self._names is None:
-                self._names = HashedFile(self._folder / "names.jsonl")
+                self._names = HashedFile(self._folder / NAMES)
             self._names.write(f"{json.dumps(name)}\n".encode())
         self._offsets.append(self._offsets[-1] + len(ids))
         self._trained += len(ids) if trained is None else int(np.count_nonzero(trained))
@@ -180,9 +177,7 @@ class StoreWriter:
             "utf8_bytes": self._utf8_bytes,
             "skipped_empty": skipped_empty,
             "settings": settings,
-            "files": {
-                file.name: [file.size, file.hash] for file in (self._tokens, offsets, self._mask, self._names) if file
-            },
+            "files": {file.name: [file.size, file.hash] for file in (self._tokens, offsets, self._mask) if file},
         }
         content = json.dumps(meta | {"checksum": hash_object(meta)}, indent=2)
         (self._folder / "store.json").write_text(content + "\n")

@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from ringformer.cli import main
-from ringformer.data import TokenStore, load_tokenizer, open_or_build
+from ringformer.data import load_tokenizer, open_or_build
+from ringformer.data.stores.folder import open_one
 from ringformer.data.stores.options import StoreOptions
 from tests.data.chat_samples import sentencepiece
 
@@ -91,7 +92,18 @@ def test_files_of_both_parts_keep_their_paths(tmp_path, folder, tokenizer):
     assert [both[f"{folder}/{i}.txt"] for i in range(40)] == [f"number {i}" for i in range(40)]
     (tmp_path / "s" / "train" / "names.jsonl").write_text("x" * (tmp_path / "s/train/names.jsonl").stat().st_size)
     with pytest.raises(ValueError, match=r"names\.jsonl is not what was written"):
-        TokenStore(tmp_path / "s" / "train").names()
+        open_one(tmp_path / "s", ("train",))
+
+
+def test_the_same_files_elsewhere_are_the_same_store(tmp_path, folder, tokenizer):
+    """A run that knows it by its contents goes on with it."""
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    stores = []
+    for name in ("docs", "elsewhere"):
+        options = StoreOptions(f"text:{tmp_path}/{name}", held_out=0.0)
+        stores.append(open_or_build(tmp_path / f"store of {name}", options, tokenizer)[0])
+    first, second = ([store.meta["fingerprint"], store.meta["files"]] for store in stores)
+    assert first == second and stores[0].names() != stores[1].names()
 
 
 def test_stores_without_files_have_no_paths(tmp_path):
@@ -99,7 +111,7 @@ def test_stores_without_files_have_no_paths(tmp_path):
     store, _ = open_or_build(
         tmp_path / "s", StoreOptions(f"jsonl:{tmp_path}/a.jsonl", held_out=0.0), load_tokenizer("bytes")
     )
-    assert store.names() == [] and "names.jsonl" not in store.meta["files"]
+    assert store.names() == [] and not (store.path / "names.jsonl").exists()
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json"])
@@ -135,7 +147,7 @@ def test_all_files_that_cannot_be_decoded_are_named_at_once(tmp_path, folder, to
         assert text in message
     assert message.startswith("4 of the 12 files still to be read cannot be decoded:\n")
     assert "cp1252 and iso-8859-2 decode each other's files: convert those of all but one to UTF-8" in message
-    assert "in this order: --encoding=utf-8,utf-16,cp1252; or " in message and "--skip_malformed" in message
+    assert "in this order: --encoding=utf-8,utf-16,cp1252 (for a run: " in message and "--skip_malformed" in message
 
     options = StoreOptions(source, held_out=0.0, encoding="utf-8,utf-16,cp1252")
     found = texts(open_or_build(tmp_path / "s", options, tokenizer)[0], tokenizer)

@@ -91,5 +91,5 @@ def test_a_store_of_an_earlier_version_has_none_of_the_later_options(tmp_path):
     )
     named = [f"--config.data.store={tmp_path}/s", "--config.data.tokenizer=bytes"]
     data = parse(load_config(tmp_path / "config.py", named), inherit=False).data
-    assert (data.format, data.rules, data.skip_malformed) == ("documents", frozenset(), False)
+    assert (data.format, data.clean, data.skip_malformed) == ("documents", "usual", False)
     assert open_or_build(tmp_path / "s", data, load_tokenizer("bytes"))
