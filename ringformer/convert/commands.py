@@ -85,17 +85,18 @@ def _to_peft(args: argparse.Namespace) -> None:
 def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Add the arguments of `ringformer convert verify`."""
     parser.description = (
-        "Compare the logits of transformers and ringformer on the CPU in float32; exit code 1 if they differ by more "
-        "than 1e-4. Parameters of CKPT are first rounded to the dtype of HF's tensors. Only one model is in memory at "
-        "a time."
+        "Compare next-token distributions of transformers and ringformer on the CPU in float32, on a text if HF has a "
+        "tokenizer, else on random ids. Exit code 1 if they differ by more than a multiple of the difference between "
+        "transformers' own eager and sdpa attention. Parameters of CKPT are first rounded to the dtype of HF's "
+        "tensors. Only one model is in memory at a time."
     )
     parser.add_argument("hf", metavar="HF", help="the folder of a Hugging Face checkpoint")
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run or a converted model")
     add_config_option(parser)
     parser.add_argument(
-        "--length", type=int, help="number of random tokens to compare on; default: the model's context, at most 512"
+        "--length", type=int, help="number of tokens to compare on; default: the model's context, at most 512"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random tokens")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random ids")
     return _verify
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from ringformer.cli import main
 from ringformer.convert import from_hf, to_hf
 from ringformer.convert.hf_config import from_hf_config, text_config, to_hf_config
-from ringformer.convert.verify_logits import TOLERANCE, verify
+from ringformer.convert.verify_logits import verify
 from ringformer.inference.generator import Generator
 from ringformer.models.registry import FAMILIES, preset_config
 from tests.convert.families import FAMILIES as TINY
@@ -48,11 +48,11 @@ def test_logits_and_tensors(converted, tmp_path, family):
     """Over 96 tokens: five windows, six original contexts. Back, every tensor has the same bits."""
     theirs, ours = converted(family)
     comparison = verify(theirs, ours, length=96)
-    assert comparison.max_difference <= TOLERANCE and comparison.rounded is None
+    assert comparison.agrees and comparison.rounded is None
     to_hf(ours, tmp_path / "back")
     before, after = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / "back"))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    assert verify(tmp_path / "back", ours, length=96).max_difference <= TOLERANCE
+    assert verify(tmp_path / "back", ours, length=96).agrees
 
 
 def continued(folder, tokens: int) -> list[int]:
@@ -192,7 +192,7 @@ def test_the_text_model_of_a_vision_model(converted, tmp_path, family, wrapper):
     save_file(tensors, tmp_path / "wrapped" / "model.safetensors")
     (tmp_path / "wrapped" / "config.json").write_text(json.dumps(outer))
     assert from_hf(tmp_path / "wrapped", tmp_path / "out") == from_hf_config(text)
-    assert verify(theirs, tmp_path / "out", length=48).max_difference <= TOLERANCE
+    assert verify(theirs, tmp_path / "out", length=48).agrees
     to_hf(tmp_path / "out", tmp_path / "back")
     before, after = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / "back"))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -238,7 +238,7 @@ def test_full_layers_alone_go_back(tmp_path, family):
     save_tiny(family, tmp_path / "theirs", num_hidden_layers=3, layer_types=["full_attention"] * 3)
     from_hf(tmp_path / "theirs", tmp_path / "ours")
     to_hf(tmp_path / "ours", tmp_path / "back")
-    assert verify(tmp_path / "back", tmp_path / "ours", length=48).max_difference <= TOLERANCE
+    assert verify(tmp_path / "back", tmp_path / "ours", length=48).agrees
 
 
 def test_a_vision_model_is_verified_by_its_text_model(tmp_path):

@@ -1,6 +1,7 @@
 """Folders made of the released archives, once for each version of archive, maker and transformers.
 
-`python -m tests.released.folders smol` makes one and prints its path.
+`python -m tests.released.folders` makes all of them, so that no test spends that time. With a name, `smol`, it prints
+that folder's path.
 """
 
 import fcntl
@@ -13,6 +14,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -100,9 +102,11 @@ def _make_smol(archive: Path, out: Path) -> None:
     for key in ("quantization_config", "_model_name_or_path"):
         keys.pop(key)
     config = type(read.config)(**keys | {"rms_norm_eps": 1e-5})  # GGUF has it in float32
-    model = LlamaForCausalLM(config)
-    model.load_state_dict(read.state_dict())
-    model.to(torch.bfloat16).save_pretrained(out)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(read.bfloat16().state_dict(), assign=True)
+    model.tie_weights()
+    model.save_pretrained(out)
     tokenizer.model_max_length = config.max_position_embeddings  # GGUF has none
     tokenizer.save_pretrained(out)
     shutil.rmtree((out / GGUF).parent)
@@ -142,6 +146,19 @@ def _unpack(archive: Path, out: Path, wanted: Callable[[Path], bool]) -> None:
                 (out / Path(member.name).name).write_bytes(content.read())
 
 
+BY_NAME: dict[str, Callable[[], object]] = {
+    "smol": smol,
+    "trl": trl_templates,
+    "llama_cpp": llama_cpp_templates,
+    "mistral": mistral_tokenizers,
+    **{name: partial(tokenizer, name) for name in TOKENIZERS},
+}
+"""Functions that return folders, or the texts in them."""
+
+
 if __name__ == "__main__":
-    made = {"smol": smol, "mistral": mistral_tokenizers} | {name: lambda x=name: tokenizer(x) for name in TOKENIZERS}
-    print(made[sys.argv[1]]())
+    if len(sys.argv) > 1:
+        print(BY_NAME[sys.argv[1]]())
+    else:
+        for make in BY_NAME.values():
+            make()
