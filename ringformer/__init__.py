@@ -14,10 +14,18 @@ if TYPE_CHECKING:
     from ringformer.inference.generator import Generator as Generator
     from ringformer.inference.sampling import Sampling as Sampling
     from ringformer.models.decoder import Decoder as Decoder
+    from ringformer.models.families.gemma3 import Gemma3Config as Gemma3Config
     from ringformer.models.families.llama import LlamaConfig as LlamaConfig
-    from ringformer.models.families.llama import preset as preset
+    from ringformer.models.families.ministral3 import Ministral3Config as Ministral3Config
+    from ringformer.models.families.mistral import MistralConfig as MistralConfig
+    from ringformer.models.families.olmo3 import Olmo3Config as Olmo3Config
+    from ringformer.models.families.qwen2 import Qwen2Config as Qwen2Config
+    from ringformer.models.families.qwen3 import Qwen3Config as Qwen3Config
+    from ringformer.models.families.seed_oss import SeedOssConfig as SeedOssConfig
+    from ringformer.models.families.smollm3 import SmolLM3Config as SmolLM3Config
     from ringformer.models.interface import Axes as Axes
     from ringformer.models.own_attention import register_attention as register_attention
+    from ringformer.models.registry import preset as preset
     from ringformer.ops.layouts import enter as enter
     from ringformer.ops.layouts import leave as leave
     from ringformer.ops.layouts import permutation as permutation
@@ -32,16 +40,24 @@ if TYPE_CHECKING:
 _HOMES = {
     "Axes": "models.interface",
     "Decoder": "models.decoder",
+    "Gemma3Config": "models.families.gemma3",
     "Generator": "inference.generator",
     "LlamaConfig": "models.families.llama",
+    "Ministral3Config": "models.families.ministral3",
+    "MistralConfig": "models.families.mistral",
+    "Olmo3Config": "models.families.olmo3",
+    "Qwen2Config": "models.families.qwen2",
+    "Qwen3Config": "models.families.qwen3",
     "Sampling": "inference.sampling",
+    "SeedOssConfig": "models.families.seed_oss",
+    "SmolLM3Config": "models.families.smollm3",
     "base_config": "runs.config",
     "blockwise_feedforward": "ops.tokenwise.blockwise_feedforward",
     "cross_entropy": "ops.tokenwise.cross_entropy",
     "enter": "ops.layouts",
     "leave": "ops.layouts",
     "permutation": "ops.layouts",
-    "preset": "models.families.llama",
+    "preset": "models.registry",
     "register_attention": "models.own_attention",
     "ring_attention": "ops.ring_attention",
     "sharded_ring_attention": "ops.sharded_ring_attention",

@@ -17,7 +17,7 @@ class EstimateOptions:
     mode: Literal["train", "prefill", "decode"] = "train"
     """train: a training run; prefill: read the context into the cache; decode: generate one token with a full cache"""
     model: str | None = None
-    """a preset (ringformer/models/families/); default: llama_7b"""
+    """a preset (ringformer/models/families/), or the folder of a run or of a converted model; default: llama_7b"""
     config: str | None = None
     """path of a config file, instead of a preset"""
     stage: int | None = None

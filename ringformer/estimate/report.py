@@ -34,7 +34,7 @@ from ringformer.hardware import GiB
 
 
 def origin(model: str, target: Target) -> dict[str, Any]:
-    """Return the model (a preset or a config's file), the target and the versions behind an estimate."""
+    """Return the model (a preset, a folder or a config's file), the target and the versions behind an estimate."""
     versions = {"ringformer": installed_version("ringformer")} | compiler_versions(target)
     return {"model": model, "target": target.name, "versions": versions}
 

@@ -9,13 +9,14 @@ from typing import Any, Self
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
+from ringformer.checkpoints.saved_model import model_of
 from ringformer.data.stores.integrity import read_meta
 from ringformer.estimate.command_tools import MODEL_FLAGS
 from ringformer.estimate.targets import Target
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.registry import check_mesh, preset_config
+from ringformer.models.registry import FAMILIES, check_mesh, preset_config
 from ringformer.ops.layouts import PARTS
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
@@ -50,7 +51,7 @@ class Workload:
     tokens: float | None = None
     """Total training tokens; None if not given."""
     name: str = ""
-    """The name of a preset (required by `estimate_command`), or the stage of a config."""
+    """The name of a preset or the folder of a model (required by `estimate_command`), or the stage of a config."""
     data: DataConfig | None = None
     """Data of a config."""
     seed: int = 0
@@ -179,9 +180,20 @@ def described(model: DecoderConfig) -> str:
     return " ".join(words)
 
 
+def named_model(name: str, **settings: Any) -> Any:
+    """Return the configuration of a preset, or that of the model in a folder with default options; `settings` replace
+    some of its fields. Raises ValueError for a name that is neither."""
+    if any(name in family.presets for family in FAMILIES.values()) or not Path(name).is_dir():
+        return preset_config(name, **settings)
+    model = model_of(name)
+    architecture = {field: getattr(model, field) for field in (*model.ARCHITECTURE, *model.INHERITED)}
+    return type(model)(**architecture | settings)
+
+
 def preset_workload(name: str, target: Target, seq_len: int, **settings: Any) -> Workload:
-    """Return the workload of a preset with some of its settings replaced, on one ring of all devices."""
-    return Workload(preset_config(name, **settings), target, "1,1,1,-1", seq_len, name=name)
+    """Return the workload of a preset, or of the model in a folder, with some of its settings replaced, on one ring of
+    all devices."""
+    return Workload(named_model(name, **settings), target, "1,1,1,-1", seq_len, name=name)
 
 
 def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
@@ -208,7 +220,7 @@ def estimate_command(workload: Workload) -> str:
     """Return the command line that estimates a preset's workload; raises ValueError if flags cannot express it."""
     model = workload.model
     flags = {name: getattr(model, name) for name in MODEL_FLAGS}
-    if preset_config(workload.name, **flags) != model:
+    if named_model(workload.name, **flags) != model:
         raise ValueError(f"no flags of `ringformer estimate` turn {workload.name!r} into {model}; write a config file")
     changed = {name: value for name, value in flags.items() if value != getattr(DecoderConfig, name)}
     options = {

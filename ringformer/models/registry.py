@@ -121,10 +121,15 @@ def as_decoder(config: ModelConfig, folder: Any) -> DecoderConfig:
     return config
 
 
-def preset_config(preset: str, **changes: Any) -> Any:
+def preset(name: str) -> dict[str, Any]:
+    """Return the arguments of a preset for the class of its family's configurations, e.g. `Qwen3Config`. Raises
+    ValueError listing the presets."""
+    return dict(family_of(name).presets[name])
+
+
+def preset_config(name: str, **changes: Any) -> Any:
     """Return the configuration of a preset with some of its fields changed. Raises ValueError listing the presets."""
-    family = family_of(preset)
-    return family.config(**{**family.presets[preset], **changes})
+    return family_of(name).config(**{**preset(name), **changes})
 
 
 def registered_by(config: ModelConfig) -> dict[str, str]:

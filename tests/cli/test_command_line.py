@@ -12,6 +12,7 @@ import pytest
 import ringformer
 from ringformer.cli import command_line, main
 from ringformer.cli.command_line import GROUPS, VERBS, make_parsers
+from ringformer.models.registry import FAMILIES
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.py"
 
@@ -136,6 +137,12 @@ def test_public_names_are_where_the_package_says():
     for name in ringformer.__all__:
         assert getattr(ringformer, name) is not None
     assert set(ringformer.__all__) <= set(dir(ringformer))
+    for family in FAMILIES.values():
+        if family.config.__module__.startswith("ringformer."):
+            public = getattr(ringformer, family.config.__name__)
+            assert [public(**ringformer.preset(name)) for name in family.presets] and public is family.config
+    with pytest.raises(ValueError, match=r"unknown model 'qwen3'; known models: tiny, .*qwen3_8b"):
+        ringformer.preset("qwen3")
     with pytest.raises(AttributeError, match="no attribute 'ring'"):
         ringformer.ring  # noqa: B018
     code = "import sys, ringformer; assert 'jax' not in sys.modules; ringformer.enter; assert 'flax' not in sys.modules"

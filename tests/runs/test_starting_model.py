@@ -10,7 +10,9 @@ import pytest
 
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.cli import main
-from ringformer.models.registry import FAMILIES, registered_by
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import estimate_command, named_model, preset_workload
+from ringformer.models.registry import FAMILIES, preset_config, registered_by
 from ringformer.ops.tokenwise.rope import RopeScaling
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import load_config, parse, parse_stages
@@ -203,6 +205,23 @@ def test_a_smaller_theta_than_the_checkpoint_s_is_warned_of(tmp_path):
     falling = begin("tiny", "")
     falling.stages = ({"seq_len": 64, "model.rope_theta": 1e6}, {"seq_len": 128, "model.rope_theta": 1e5})
     assert len(theta_warnings(parse_stages(falling))) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_plans_and_estimates_take_the_folder_of_a_model(family, tmp_path, capsys):
+    """With its sizes, not with the options of the run that trained it."""
+    there = model(family)
+    folder = str(checkpoint(tmp_path / "there", dataclasses.replace(there, remat="attention", ffn_chunk=64)))
+    assert named_model(folder) == there
+    assert named_model(folder, q_chunk=128) == dataclasses.replace(there, q_chunk=128)
+    assert named_model("tiny") == preset_config("tiny")
+    workload = preset_workload(folder, find_target("v5e-8"), 2048)
+    words = estimate_command(workload).split()
+    assert f"--model={folder}" in words
+    assert main([*words[1:], "--closed_form"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == folder
+    assert main(["estimate", "--model=none", "--target=v5e-8", "--seq_len=2048"]) == 2
+    assert "unknown model 'none'; known models: tiny" in capsys.readouterr().err
 
 
 def estimate(capsys, *words, file=EXTENSION) -> tuple[list[int], str]:

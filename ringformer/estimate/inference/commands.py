@@ -13,7 +13,7 @@ from ringformer.estimate.program_estimate import fitting
 from ringformer.estimate.report import origin, title
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import find_target
-from ringformer.models.registry import preset_config
+from ringformer.estimate.workload import named_model
 
 PROGRAM = {"prefill": PREFILL, "decode": DECODE}
 OF_TRAINING = (
@@ -43,7 +43,7 @@ def estimate_inference(args: argparse.Namespace) -> int:
         raise ValueError(f"unexpected arguments: {' '.join(args.overrides)}")
     target, name, program = find_target(args.target), args.model or "llama_7b", PROGRAM[args.mode]
     target.require_compiler()
-    model = preset_config(name, **given(args, MODEL_FLAGS))
+    model = named_model(name, **given(args, MODEL_FLAGS))
     shape = args.mesh_dim or "1,1,1,-1", args.seq_len or 0, args.batch_size or 1
     options = {"prefill_chunk": args.prefill_chunk} | given(args, ("cache_dtype",))
     workload = InferenceWorkload(model, target, *shape, name=name, **options)

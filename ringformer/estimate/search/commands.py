@@ -13,7 +13,7 @@ class PlanOptions:
     """The flags of a plan, except the model's compute_dtype."""
 
     model: str
-    """a preset (ringformer/models/families/)"""
+    """a preset (ringformer/models/families/), or the folder of a run or of a converted model"""
     target: str
     """v5e-256, 32xA100-80, ..."""
     seq_len: int | None = None
