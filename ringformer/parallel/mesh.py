@@ -80,6 +80,9 @@ def check_batch(
 def simulate_cpu_devices(count: int) -> None:
     """Make JAX run on `count` simulated CPU devices (0: no change). Call it before asking JAX for devices.
 
+    JAX before 0.12 then keeps no compiled programs: those that it reads back have no order of their collectives, and
+    return wrong numbers (`docs/simulated-devices.md`).
+
     Raises ValueError for a negative count, and for more devices than start in a few seconds.
     """
     if not 0 <= count <= MOST_CPU_DEVICES:
@@ -87,3 +90,5 @@ def simulate_cpu_devices(count: int) -> None:
     if count:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
+    if count > 1 and jax.__version_info__ < (0, 12):
+        jax.config.update("jax_enable_compilation_cache", False)
