@@ -20,7 +20,7 @@ class PromptRows:
     """Rows of a file of prompts, without those that the file of answers has.
 
     A row is an object with `prompt`; its answer is the same object with `text` or, for a row that cannot be answered,
-    with `error`. Answers are in the order of the prompts.
+    with `error`. Answers are in the order of the prompts. Blank lines are no rows.
 
     Raises:
       ValueError: if the answers are not those of these prompts.
@@ -30,14 +30,18 @@ class PromptRows:
     def __init__(self, path: Path, out: Path, text: RunText, *, chat: bool, max_new_tokens: int, limit: int):
         if not path.is_file():
             raise FileNotFoundError(f"there is no file of prompts {path}")
-        rows = [_read(line) for line in path.read_bytes().splitlines()]
+        lines = [(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()]
+        rows = [_read(line) for _, line in lines]
         answered = out.read_bytes().splitlines(keepends=True) if out.exists() else []
         if answered and not answered[-1].endswith(b"\n"):  # the process was killed while it wrote this row
             out.write_bytes(b"".join(answered := answered[:-1]))
         for number, line in enumerate(answered, 1):
             if number > len(rows) or _asked(_read(line)[0]) != _asked(rows[number - 1][0]):
-                raise ValueError(f"{out}:{number} does not answer {path}:{number}: choose another --out")
-        self._out, self._path, self.failed, self._first = out, path, 0, len(answered) + 1
+                of = f"{path}:{lines[number - 1][0]}" if number <= len(rows) else f"a row of {path}"
+                raise ValueError(f"{out}:{number} does not answer {of}: choose another --out")
+        self._out, self._path, self.failed = out, path, 0
+        self._numbers = [number for number, _ in lines[len(answered) :]]
+        """Line of each row in the file."""
         self._rows = [row for row, _ in rows[len(answered) :]]
         self._prompts: list[Prompt | str] = []
         """Prompts of the rows, or the reason why there is none."""
@@ -70,7 +74,7 @@ class PromptRows:
                     answer = {"text": next(texts)}
                 else:
                     answer, self.failed = {"error": prompt}, self.failed + 1
-                    print(f"{self._path}:{self._first + number}: {prompt}", file=sys.stderr)
+                    print(f"{self._path}:{self._numbers[number]}: {prompt}", file=sys.stderr)
                 append_line(self._out, json.dumps(row | answer))
 
     def _groups(self) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from ringformer.inference.shared_text import SharedText, shared_length
 from ringformer.inference.text.answers import Answer, RowText, row_pieces
 from ringformer.inference.text.run_text import Prompt, RunText
 from ringformer.inference.text.text_session import TextSession, shared_beginning
-from ringformer.inference.text.text_stream import check_stops
+from ringformer.inference.text.text_stream import check_stops, valid_unicode
 
 SHARED = 256
 """Fewest tokens with which prompts must begin for these to be read once: another program is compiled for that."""
@@ -126,7 +126,7 @@ class TextGenerator:
             for row in range(len(asked), rows):
                 session.end(row)
             pieces = row_pieces(session, steps, [RowText(self.tokenizer, prompt, stop) for prompt in asked])
-            texts = ["".join(of_row) for of_row in zip(*pieces, strict=True)]
+            texts = [valid_unicode("".join(of_row)) for of_row in zip(*pieces, strict=True)]
             del session, steps, pieces
             yield texts
 

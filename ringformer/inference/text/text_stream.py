@@ -8,6 +8,7 @@ from ringformer.data.tokenizers.base import Tokenizer
 
 _UNFINISHED = re.compile("[\ufffd\udc80-\udcff]+\\Z")
 """Characters that tokenizers write for bytes that are not a character, or not yet."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class TextStream:
@@ -66,6 +67,12 @@ def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
             return ids[-count:]
         count *= 2
     return ids
+
+
+def valid_unicode(text: str) -> str:
+    """Return a text with U+FFFD in place of bytes that are not UTF-8, which the tokenizer `bytes` writes as halves of
+    surrogate pairs."""
+    return _SURROGATES.sub("\ufffd", text)
 
 
 class StopStrings:

@@ -7,6 +7,7 @@ import pytest
 
 from ringformer.data.chats.conversations import Message
 from ringformer.inference.sampling import Sampling
+from ringformer.inference.text.prompt_rows import PromptRows
 from ringformer.inference.text.run_text import RunText
 from ringformer.inference.text.text_generator import TextGenerator
 from tests.data.chat_samples import llama3, sentencepiece
@@ -156,3 +157,34 @@ def test_an_end_token_may_be_any_token(texts):
     generator = TextGenerator(FakeGenerator([[list(b"yes;no")]] * 2), text)
     assert generator.complete(["a"], max_new_tokens=6) == ["yes"]
     assert "".join(generator.stream("a", max_new_tokens=6)) == "yes"
+
+
+def test_a_complete_text_is_valid_unicode(texts, tmp_path):
+    """Bytes that are no character become U+FFFD, as other tokenizers write them, in lists and in files of answers."""
+    text, ids = texts["bytes"], [*b"q\xc8 \xe6\x97\xa5\xff"]
+    expected = "q\ufffd 日\ufffd"
+    assert model(text, [ids]).complete(["a"], max_new_tokens=len(ids)) == [expected]
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    rows = PromptRows(
+        tmp_path / "in.jsonl", tmp_path / "out.jsonl", text, chat=False, max_new_tokens=len(ids), limit=100
+    )
+    rows.answer(model(text, [ids]), 1, len(ids), Sampling(), [])
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"prompt": "a", "text": expected}
+
+
+def test_blank_lines_of_a_file_are_no_prompts(texts, tmp_path):
+    """The lines of others keep their numbers, and a file that was answered in part is gone on with."""
+    text, ids = texts["bytes"], [*b"yes"]
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('\n{"prompt": "a"}\n \n{"prompt": 3}\r\n\r\n{"prompt": "b"}\n\n')
+    answered = []
+    for _ in range(2):
+        rows = PromptRows(prompts, out, text, chat=False, max_new_tokens=3, limit=100)
+        rows.answer(model(text, [ids], [ids]), 1, 3, Sampling(), [])
+        answered.append(out.read_text())
+    assert answered[0] == answered[1]
+    first, second, third = map(json.loads, answered[0].splitlines())
+    assert (first["text"], third["text"]) == ("yes", "yes") and "error" in second
+    out.write_text('{"prompt": "a", "text": "yes"}\n{"prompt": "other", "text": "c"}\n')
+    with pytest.raises(ValueError, match=r"out\.jsonl:2 does not answer .*in\.jsonl:4: choose another --out"):
+        PromptRows(prompts, out, text, chat=False, max_new_tokens=3, limit=100)
