@@ -30,7 +30,8 @@ def _prepare(args: argparse.Namespace) -> None:
 
     options, directory = from_flags(args, StoreOptions), Path(args.store)
     if args.clean not in ("", "usual") and not rules_of(args.clean, args.format):
-        raise ValueError(f"--clean={args.clean}: only the rule html cleans {args.format}: leave out the others")
+        which = "only the rule html cleans documents" if args.format == "documents" else "no rule cleans tokens"
+        raise ValueError(f"--clean={args.clean}: {which}: leave out the others")
     for store in open_or_build(directory, options, load_tokenizer(options.tokenizer)):
         if store is not None:
             store.check.wait(print)

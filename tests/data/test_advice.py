@@ -322,6 +322,24 @@ def test_options_that_inspect_takes_together(tmp_path, capsys):
         assert run(f"inspect {tmp_path}/s {right}", capsys)[0] == 0
 
 
+def test_a_tokenizer_is_trained_on_what_can_be_read(tmp_path, capsys):
+    text = "The ring carries keys and values, naïve. " * 50
+    (tmp_path / "a.jsonl").write_bytes(lines("", {"text": text}, "{", {"text": text}))
+    (tmp_path / "a.txt").write_bytes(text.encode("latin-1"))
+    (tmp_path / "b.txt").write_text(text)
+    (tmp_path / "c.txt").write_bytes(b"a\0")
+    words = f"--vocab_size=290 --out={tmp_path}/own.model"
+    for source, option, printed in (
+        (f"jsonl:{tmp_path}/a.jsonl", "--skip_malformed", "1 blank lines skipped 1 records skipped: not JSON"),
+        (f"text:{tmp_path}/*.txt", r"--encoding=\S+", "1 files skipped: binary wrote"),
+        (f"text:{tmp_path}/*.txt", "--skip_malformed", "1 files skipped: not utf-8 wrote"),
+    ):
+        code, error = run(f"tokenizer --source={source} {words}", capsys)
+        assert code == 2
+        code, out = run(f"tokenizer --source={source} {words} {re.search(option, error)[0]}", capsys)
+        assert code == 0 and printed in out, out
+
+
 def test_the_command_that_counts_other_layouts(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_bytes(lines(*({"text": "a" * (20 + i % 9)} for i in range(200))))
     assert run(f"prepare --store={tmp_path}/s --held_out=0 --source=jsonl:{tmp_path}/a.jsonl", capsys)[0] == 0

@@ -120,7 +120,7 @@ def read_chats(
             messages = read_messages(record, chat_format)
             weight = weight_of(record, weight_field)
         except MalformedRecord as fault:
-            malformed(f"{name}: {fault}", fault.reason, record)
+            malformed(f"{name}: {fault}", fault.reason, record if fault.reason == OTHER_SHAPE else None)
             continue
         yield Conversation(messages, name, weight)
 

@@ -152,15 +152,26 @@ def _files(
 def _fields(
     rows: Iterable[Row], field: str, weight_field: str, max_bytes: int | None, errors: str, malformed: Malformed
 ) -> Iterator[Document]:
-    """Yield the text in a field of each record."""
+    """Yield the text in a field of each record. `errors` handles halves of surrogate pairs, as in `str.encode`."""
     for record, name in rows:
         try:
             text = _text(record, field)
-            check_size(name, len(text.encode("utf-8", "surrogatepass")), max_bytes)
-            check_unicode(text, errors)
-            yield Document(text, name, weight_of(record, weight_field))
         except MalformedRecord as fault:
             malformed(f"{name}: {fault}", fault.reason, record)
+            continue
+        try:
+            size = len(text.encode("utf-8", errors))
+        except UnicodeEncodeError as error:
+            check_size(name, len(text.encode("utf-8", "surrogatepass")), max_bytes)
+            malformed(f"{name}: its text is not valid Unicode: {error}", "not valid Unicode")
+            continue
+        check_size(name, size, max_bytes)
+        try:
+            weight = weight_of(record, weight_field)
+        except MalformedRecord as fault:
+            malformed(f"{name}: {fault}", fault.reason)
+            continue
+        yield Document(text, name, weight)
 
 
 def _changed(
@@ -184,11 +195,3 @@ def _text(record: Mapping[str, Any], field: str) -> str:
         kind = type(text).__name__
         raise MalformedRecord(f"its field {field!r} holds {kind}, not text", f"no text in the field {field!r}")
     return text
-
-
-def check_unicode(text: str, errors: str = "strict") -> None:
-    """Raise MalformedRecord for half of a surrogate pair, which is no character."""
-    try:
-        text.encode("utf-8", errors)
-    except UnicodeEncodeError as error:
-        raise MalformedRecord(f"its text is not valid Unicode: {error}", "not valid Unicode") from None

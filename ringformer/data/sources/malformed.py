@@ -46,7 +46,7 @@ class Malformed:
         """Raise ValueError for a record that cannot be read; with `skip`, count it by its reason.
 
         Args:
-          record: the record, if it is an object: the error says how it could be read instead.
+          record: a record of another shape: the error says how it could be read instead.
         """
         first = self.skip and not self.first
         advice = self.suggest(record) if record is not None and (first or not self.skip) else ""

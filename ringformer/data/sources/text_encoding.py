@@ -59,12 +59,16 @@ def parse_encodings(text: str) -> tuple[str, ...]:
 def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
     """Decode a file's bytes, or those of a line that begins at `offset`, with the first encoding that can.
 
-    A file that begins with a byte order mark has only that encoding. Raises Undecodable if none can; it names the first
-    fault in the first encoding.
+    A file that begins with a byte order mark has only that encoding, and one whose every other byte is zero is UTF-16.
+    Raises Undecodable if none can; it names the first fault in the first encoding.
     """
     mark = "" if offset else byte_order_mark(content)
+    unmarked = "" if offset or mark else _unmarked_wide(content[:HEAD])
     faults = []
     for encoding in encodings:
+        if unmarked and not is_wide(encoding):
+            faults.append(content.index(b"\0"))
+            continue
         marked = encoding if encoding in ("utf-16", "utf-32") else ""
         if mark != marked and not (mark and encoding.startswith(mark)):
             faults.append(0)
@@ -101,7 +105,7 @@ def is_binary(content: bytes, encodings: Sequence[str]) -> bool:
     UTF-16 and UTF-32 have zero bytes too, and are text even if `encodings` lacks them.
     """
     head = content[:HEAD]
-    if byte_order_mark(head) or wide_encoding(head, encodings) or _every_other_byte_is_zero(head):
+    if byte_order_mark(head) or wide_encoding(head, encodings) or _unmarked_wide(head):
         return False
     return b"\0" in head or head.startswith(b"%PDF-")
 
@@ -111,8 +115,8 @@ def likely_encoding(content: bytes, at: int) -> str:
     the statistics of languages. A text with few letters beyond ASCII is taken for cp1252."""
     import charset_normalizer
 
-    if mark := byte_order_mark(content):
-        return mark
+    if encoding := byte_order_mark(content) or _unmarked_wide(content[:HEAD]):
+        return encoding
     start = max(at - SAMPLE, 0) // 4 * 4  # where a character of UTF-16 or UTF-32 begins
     sample = content[start : at + SAMPLE]
     declared = [match[1].decode() for match in _DECLARED.finditer(content[:HEAD])]
@@ -126,10 +130,13 @@ def likely_encoding(content: bytes, at: int) -> str:
     return [*candidates, *usual][0]
 
 
-def _every_other_byte_is_zero(head: bytes) -> bool:
-    """Return True if the zero bytes are those of UTF-16 without a mark: of Latin text, one byte of most pairs."""
-    zeros = head[::2].count(0), head[1::2].count(0)
-    return min(zeros) == 0 and 4 * max(zeros) > len(head)
+def _unmarked_wide(head: bytes) -> str:
+    """Return utf-16-le or utf-16-be if zero bytes are where Latin text has them, in one byte of most pairs; empty
+    otherwise."""
+    first, second = head[::2].count(0), head[1::2].count(0)
+    if len(head) < 8 or min(first, second) or 4 * max(first, second) <= len(head):
+        return ""
+    return "utf-16-be" if first else "utf-16-le"
 
 
 def _decodes(content: bytes, encoding: str) -> bool:

@@ -21,4 +21,6 @@ def ways_to_read(record: dict[str, Any], but: str) -> str:
         ways += [f"--field={key}" for key in texts]
     elif "text" in texts:
         ways.append("--format=documents")
+    elif not ways:
+        ways += [f"--format=documents --field={key}" for key in texts]
     return f"It can be read with {' or '.join(ways)}" if ways else ""

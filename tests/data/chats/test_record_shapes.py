@@ -116,12 +116,26 @@ def test_a_record_of_another_shape_names_the_format_that_reads_it(tmp_path, form
     assert open_or_build(tmp_path / "s", StoreOptions(source, format=form, held_out=0.0), tokenizer)
 
 
+def test_faults_other_than_the_shape_name_no_format(tmp_path):
+    chats = {"messages": turns("q", "a", roles=("nobody", "assistant")), "text": "a"}
+    for form, record, weight in (("messages", chats, ""), ("documents", {"text": "a", "w": -1}, "w")):
+        (tmp_path / "a.jsonl").write_text(json.dumps(record))
+        options = StoreOptions(f"jsonl:{tmp_path}/a.jsonl", format=form, weight_field=weight)
+        with pytest.raises(ValueError, match=r"a\.jsonl:1: ") as caught:
+            open_or_build(tmp_path / "s", options, load_tokenizer("bytes"))
+        assert "It can be read" not in str(caught.value)
+
+
 def test_fields_with_text_and_columns_of_tokens_are_named_too(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "a", "n": 1, "empty": ""}')
     with pytest.raises(
         ValueError, match=r"no field 'text'; it has: body, n, empty. It can be read with --field=body\."
     ):
         open_or_build(tmp_path / "s", StoreOptions(f"jsonl:{tmp_path}/a.jsonl"), load_tokenizer("bytes"))
+    with pytest.raises(ValueError, match=r"It can be read with --format=documents --field=body\."):
+        open_or_build(
+            tmp_path / "s", StoreOptions(f"jsonl:{tmp_path}/a.jsonl", format="messages"), load_tokenizer("bytes")
+        )
     datasets.Dataset.from_list([{"input_ids": [1, 2]}]).to_parquet(tmp_path / "ids.parquet")
     datasets.Dataset.from_list([RECORDS["messages"]]).to_parquet(tmp_path / "chats.parquet")
     for name, form, way in (

@@ -18,6 +18,7 @@ JAPANESE = "日本語のテキストです。これはテストです。"
         (WEST, "utf-16", "utf-16"),
         (WEST, "utf-32", "utf-32"),
         (WEST, "utf-16-le", "utf-16-le"),
+        ("plain text", "utf-16-be", "utf-16-be"),
         (RUSSIAN, "cp1251", "cp1251"),
         (JAPANESE, "cp932", "cp932"),
         (f"# -*- coding: iso-8859-2 -*-\n{'Zażółć gęślą jaźń. '}", "iso-8859-2", "iso-8859-2"),
@@ -45,12 +46,14 @@ def test_the_likely_encoding_decodes_the_file(text, encoding, likely, times):
         (("utf-16-be", "utf-8"), "é".encode("utf-16-be"), "é"),
         (("utf-8", "latin-1"), "é".encode("utf-16"), None),
         (("utf-16",), "é".encode("utf-16-le"), None),
+        (("utf-8", "cp1252"), "plain text".encode("utf-16-le"), None),
+        (("utf-8", "utf-16-be", "cp1252"), "plain text".encode("utf-16-be"), "plain text"),
         (("ascii", "utf-8"), b"\xe9", None),
     ],
 )
 def test_the_first_encoding_that_can_decodes(encodings, content, text):
     if text is None:
-        with pytest.raises(Undecodable, match=rf"^byte .* at 0 is not {' or '.join(encodings)}; likely "):
+        with pytest.raises(Undecodable, match=rf"^byte .* at [01] is not {' or '.join(encodings)}; likely "):
             decode(content, encodings)
     else:
         assert decode(content, encodings) == text
