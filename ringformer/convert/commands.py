@@ -27,13 +27,20 @@ def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
 
 
 def _from_hf(args: argparse.Namespace) -> None:
+    from ringformer.convert.hf_config import KEPT
     from ringformer.convert.import_hf import from_hf
+    from ringformer.files.run_layout import HF_CONFIG
+    from ringformer.files.untrusted import read_object
 
     config = from_hf(args.path, args.out, args.dtype, args.adapters)
     print(
         f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, "
         f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}"
     )
+    imported = read_object(args.out, HF_CONFIG)
+    for key in KEPT:
+        if key in imported:
+            print(f"{key}: other programs use it; ringformer and transformers do not. Exports keep it")
 
 
 def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
@@ -61,6 +68,8 @@ def _to_hf(args: argparse.Namespace) -> None:
         f"{args.out}: {exported.config.num_params / 1e6:,.1f}M parameters in {exported.dtype}, "
         f"{exported.dtype_origin}{choice}"
     )
+    if exported.left_out:
+        print(f"left out of config.json: {', '.join(exported.left_out)}")
 
 
 def add_to_peft(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ringformer.checkpoints.saved_model import latest_checkpoint, model_of
 from ringformer.convert.adapters import adapters_of, add_adapters
 from ringformer.convert.block_streams import open_streams
-from ringformer.convert.hf_config import text_config, to_hf_config
+from ringformer.convert.hf_config import KEPT, left_out, text_config, to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.model_card import model_card
 from ringformer.convert.output_folder import output_folder
@@ -26,6 +26,8 @@ class Exported(NamedTuple):
     dtype: str
     dtype_origin: str
     """Reason for this dtype: "as asked", "as stored" or that of the original model."""
+    left_out: list[str]
+    """Keys of the original config.json that the export lacks."""
 
 
 def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_bytes: int = 5 * 10**9) -> Exported:
@@ -69,6 +71,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         dtype=named,
         token_ids=_token_ids(run_dir, run, hf),
     )
+    hf_config |= {key: hf[key] for key in KEPT if key in hf}
     card = model_card(run_dir, hf_config, config.num_params, carried)
     reading_order = ("embed", "layers", "norm", "head")
     tensors = [(w, layer, name) for w in weights(config) for layer, name in enumerate(w.names)]
@@ -86,7 +89,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         write_tensors(building, shapes, target, shard_bytes, blocks)
         (building / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
         (building / CARD).write_text(card, encoding="utf-8")
-    return Exported(config, named, origin)
+    return Exported(config, named, origin, left_out(hf, hf_config))
 
 
 def _token_ids(run_dir: Path, run: dict[str, Any], hf: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Translation of a Hugging Face config.json to the configuration of a family and back."""
 
-from difflib import get_close_matches
 from typing import Any
 
+from ringformer.convert.mechanisms import mechanisms
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.families.huggingface import check_numbers
 from ringformer.models.own_attention import REGISTERED
@@ -92,7 +92,8 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
     """Return the config.json of the text model, which a vision model wraps in its own, and the model's family. Absent
     keys have the defaults of transformers.
 
-    Raises ValueError for a family that ringformer does not have; the message names the nearest.
+    A vision model may contain models of several families: the text model's own type chooses among them, and if it has
+    none, the first. Raises ValueError for a family that ringformer does not have; the message names what it lacks.
     """
     tables = [(family.hugging_face, family) for family in FAMILIES.values() if family.hugging_face]
     architectures = hf.get("architectures")
@@ -102,23 +103,47 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
         by_type = {table.model_type: table.architecture for table, _ in tables}
         architectures = [by_type.get(hf["model_type"], hf["model_type"])]
     name = architectures[0] if type(architectures) is list and len(architectures) == 1 else None
-    for table, family in tables:
-        text, outer = hf, {}
-        if name == table.wrapper is not None and type(hf.get("text_config")) is dict:
-            text, outer = hf["text_config"], {key: hf[key] for key in OUTER if hf.get(key) is not None}
-        elif name != table.architecture:
-            continue
-        keys = {"model_type": table.model_type, **table.defaults, **text, **outer}
-        if keys["model_type"] != table.model_type:
-            where = "config.json" if text is hf else f"the text_config of this {name}"
-            raise ValueError(
-                f"{where} has model_type={keys['model_type']!r}: only {table.model_type!r} can be converted as {name}"
-            )
-        return keys, family
-    classes = [table.architecture for table, _ in tables]
+    wrapped = type(hf.get("text_config")) is dict and any(name == table.wrapper for table, _ in tables)
+    text = hf["text_config"] if wrapped else hf
+    outer = {key: hf[key] for key in OUTER if hf.get(key) is not None} if wrapped else {}
+    possible = [
+        (table, family) for table, family in tables if name == (table.wrapper if wrapped else table.architecture)
+    ]
+    for table, family in possible:
+        if text.get("model_type", table.model_type) == table.model_type:
+            return {"model_type": table.model_type, **table.defaults, **text, **outer}, family
+    if possible:
+        where = f"the text_config of this {name}" if wrapped else "config.json"
+        types = " or ".join(repr(table.model_type) for table, _ in possible)
+        raise ValueError(f"{where} has model_type={text['model_type']!r}: only {types} can be converted as {name}")
+    classes = ", ".join(table.architecture for table, _ in tables)
     named = ", ".join(map(str, architectures)) if type(architectures) is list else repr(architectures)
-    nearest = get_close_matches(named, classes, 1, 0.0)[0]
-    raise ValueError(f"the model is a {named}: only {', '.join(classes)} can be converted; the nearest is {nearest}")
+    lacking = mechanisms(hf)
+    raise ValueError(
+        f"the model is a {named}{', with ' if lacking else ''}{lacking}: ringformer has no such family. It converts "
+        f"{classes} (docs/models.md); docs/how-to/another-model.md says how to add one"
+    )
+
+
+KEPT = ("dual_chunk_attention_config",)
+"""Keys of a config.json that other programs use, and ringformer and transformers do not: exports keep them."""
+
+QUIET = ("transformers_version", "_name_or_path", "use_cache", "architectures", "model_type", "unk_token_id")
+"""Keys that exports leave out without a word, or write anew."""
+
+
+def left_out(hf: dict[str, Any], exported: dict[str, Any]) -> list[str]:
+    """Return the keys of an imported config.json that its export lacks, and that are set to something."""
+    return sorted(key for key, value in hf.items() if value and key not in exported and key not in QUIET)
+
+
+def text_model_config(hf: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of the text model alone: `hf` itself unless it is that of a vision model."""
+    if "text_config" not in hf:
+        return hf
+    keys, family = text_config(hf)
+    assert family.hugging_face is not None, "text_config finds families that can be converted"
+    return {"architectures": [family.hugging_face.architecture], **keys}
 
 
 def to_hf_config(config: DecoderConfig, *, max_position: int, dtype: str, token_ids: dict[str, Any]) -> dict[str, Any]:

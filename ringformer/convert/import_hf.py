@@ -10,7 +10,7 @@ import numpy as np
 
 from ringformer.convert.adapters import Factors, add_adapters, from_peft
 from ringformer.convert.block_streams import BlockStream, IndexedBlock, save_streams
-from ringformer.convert.hf_config import from_hf_config
+from ringformer.convert.hf_config import from_hf_config, text_model_config
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder, cast, supported_dtype
@@ -61,7 +61,7 @@ def from_hf(
         (building / CONFIG).write_text(
             json.dumps({"model": dataclasses.asdict(config)} | made_of | registered_by(config), indent=1) + "\n"
         )
-        (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
+        (building / HF_CONFIG).write_text(json.dumps(text_model_config(hf), indent=1) + "\n")
         for file in card:
             shutil.copyfile(file, building / BASE_CARD)
         write_manifest(building, names=[file.name for file in building.iterdir() if file.is_file()])

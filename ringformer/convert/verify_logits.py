@@ -31,6 +31,10 @@ MEAN_MULTIPLE = 50
 LARGEST_MULTIPLE = 500
 """The same for the largest KL of a position. Right models have 0.5 to 26."""
 
+MOST_MEAN, MOST_LARGEST = 1e-6, 1e-3
+"""Limits of the mean and the largest KL, in nats, whatever the noise: a model that differs this much from itself is no
+reference."""
+
 USUAL_LENGTH = 512
 """Tokens that models are compared on, if their context is as long."""
 
@@ -72,26 +76,27 @@ class Comparison(NamedTuple):
 
     @property
     def mean_limit(self) -> float:
-        return MEAN_MULTIPLE * max(self.noise.mean_kl, self.rounding**2)
+        return min(MEAN_MULTIPLE * max(self.noise.mean_kl, self.rounding**2), MOST_MEAN)
 
     @property
     def largest_limit(self) -> float:
-        return LARGEST_MULTIPLE * max(self.noise.largest_kl, self.rounding**2)
+        return min(LARGEST_MULTIPLE * max(self.noise.largest_kl, self.rounding**2), MOST_LARGEST)
 
     @property
     def tie(self) -> float:
         """Difference of two logits up to which either may be the likeliest: KL is quadratic in it."""
-        return math.sqrt(LARGEST_MULTIPLE) * max(self.noise.logit, self.rounding)
+        widest = math.sqrt(LARGEST_MULTIPLE) * max(self.noise.logit, self.rounding)
+        return min(widest, math.sqrt(MOST_LARGEST))
 
     @property
     def faults(self) -> list[str]:
         """Limits that are exceeded, in words."""
         mean, largest = self.difference.mean_kl, self.difference.largest_kl
-        changed = sum(not gap <= self.tie for gap in self.difference.gaps)
+        changed = sum(gap > self.tie for gap in self.difference.gaps)
         faults = []
-        if not mean <= self.mean_limit < math.inf:
+        if mean > self.mean_limit:
             faults.append(f"mean KL {mean:.3g} > {self.mean_limit:.3g}")
-        if not largest <= self.largest_limit < math.inf:
+        if largest > self.largest_limit:
             faults.append(f"largest KL {largest:.3g} > {self.largest_limit:.3g}")
         if changed:
             faults.append(f"another top choice at {changed} of {self.length} positions")

@@ -145,8 +145,8 @@ def described(family: str, **changes) -> dict:
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "has no llama_4_scaling_beta"),
         ("ministral3", {"sliding_window": 8}, "has sliding_window=8"),
         ("qwen2", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "has rope type 'longrope'"),
-        ("llama", {"architectures": ["Qwen3MoeForCausalLM"]}, "the nearest is Qwen3ForCausalLM"),
-        ("llama", {"architectures": ["LlamaModel", "Other"]}, "the model is a LlamaModel, Other: only"),
+        ("llama", {"architectures": ["Qwen3MoeForCausalLM"]}, "the model is a Qwen3MoeForCausalLM: ringformer has no"),
+        ("llama", {"architectures": ["LlamaModel", "Other"]}, "the model is a LlamaModel, Other: ringformer has no"),
         ("qwen3", {"model_type": "qwen2"}, "has model_type='qwen2': only 'qwen3' can be converted as Qwen3ForCausalLM"),
     ],
 )

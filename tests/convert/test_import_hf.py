@@ -45,7 +45,10 @@ def test_a_config_of_transformers_4():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(architectures=["MixtralForCausalLM"]), "the model is a MixtralForCausalLM: only LlamaForCausalLM"),
+        (
+            dict(architectures=["MixtralForCausalLM"]),
+            "the model is a MixtralForCausalLM: ringformer has no such family",
+        ),
         (dict(model_type="mistral"), "model_type='mistral'"),
         (dict(attention_bias=True), "attention_bias=True"),
         (dict(mlp_bias=True), "mlp_bias=True"),

@@ -4,13 +4,18 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.cli import main
 from ringformer.convert import verify
+from ringformer.convert.sample_text import TEXT
+from ringformer.convert.verify_logits import both_forms, compare_logits
+from ringformer.inference.generator import load_model
 
 WEIGHTS = "model.safetensors"
 
@@ -93,10 +98,22 @@ def change_an_element(tensors):
     ids=["right", "theta 0.1%", "theta 2%", "eps 1e-6", "eps 1e-4", "rows", "sign of a head", "q scale", "an element"],
 )
 def test_planted_errors(smol, smol_converted, tmp_path, settings, change, same):
-    """The last one, which is less than rounding, is what docs/models.md says that verify cannot see."""
+    """The last one is smaller than rounding: docs/models.md says that verify cannot see it."""
     comparison = verify(changed(smol, tmp_path / "changed", settings, change), smol_converted)
     print(comparison)
     assert comparison.agrees == same, str(comparison)
+
+
+@pytest.mark.slow
+def test_eps_of_one_layer_is_not_seen(smol, smol_converted):
+    """It changes less than rounding does; docs/models.md says so."""
+    tokens = np.array([PreTrainedTokenizerFast.from_pretrained(smol)(TEXT).input_ids[:512]])
+    model = LlamaForCausalLM.from_pretrained(smol, dtype=torch.float32).eval()
+    model.model.layers[15].input_layernorm.variance_epsilon = 1e-6
+    ours = load_model(smol_converted, compute_dtype="float32", attention="blockwise")
+    comparison = compare_logits(*both_forms(model, tokens), np.asarray(ours(tokens.astype(np.int32)))[0], "text")
+    print(comparison)
+    assert comparison.agrees, str(comparison)
 
 
 @pytest.mark.slow

@@ -31,7 +31,8 @@ class HuggingFace(NamedTuple):
     defaults: Mapping[str, Any]
     """Values that keys have in transformers if config.json lacks them."""
     wrapper: str | None = None
-    """Class of a vision model that contains this model as its text_config, with tensors named language_model.*."""
+    """Class of a vision model that contains this model as its text_config, with tensors named language_model.*. Several
+    families may have the same."""
 
 
 def usual(max_position: int, ids: tuple[int | None, ...], **more: Any) -> dict[str, Any]:
@@ -67,19 +68,56 @@ def read_rope(
     check_numbers({"rope_theta": theta} | parameters)
     if theta <= 0:
         raise ValueError(f"config.json has rope_theta={theta!r}{where}, must be positive")
+    if rope_type == "yarn" and "factor" in named and named["factor"] is None:
+        parameters["factor"] = _ratio_of_contexts(hf, parameters)
     if missing := [name for name in NEEDED.get(rope_type, ()) if name not in parameters]:
         raise ValueError(f"config.json has rope type {rope_type!r}{where} without {', '.join(missing)}")
     parameters.pop("finetuned", None)  # informational, in YaRN's own checkpoints
     if parameters.pop("partial_rotary_factor", 1) != 1:
         raise ValueError("config.json has partial_rotary_factor other than 1: only whole heads can be rotated")
-    original = parameters.pop("original_max_position_embeddings", None)
+    original = _original_context(hf, parameters)
+    parameters.pop("original_max_position_embeddings", None)
     if "original_max_position" in OPTIONS[rope_type]:
-        default = hf["max_position_embeddings"]
-        at_top = hf.get("original_max_position_embeddings")
-        parameters["original_max_position"] = next(x for x in (at_top, original, default) if x is not None)
+        parameters["original_max_position"] = original
     if unknown := sorted(parameters.keys() - OPTIONS[rope_type]):
         raise ValueError(f"config.json has {', '.join(unknown)}, which rope type {rope_type!r} does not use{where}")
     return {"rope_theta": float(theta), "rope_scaling": RopeScaling(rope_type, **parameters)}
+
+
+def _original_context(hf: dict[str, Any], parameters: dict[str, Any]) -> Any:
+    """Return the context before scaling, with the precedence of transformers."""
+    inside = parameters.get("original_max_position_embeddings")
+    at_top = hf.get("original_max_position_embeddings")
+    return next(x for x in (at_top, inside, hf["max_position_embeddings"]) if x is not None)
+
+
+def _ratio_of_contexts(hf: dict[str, Any], parameters: dict[str, Any]) -> float:
+    """Return the factor of YaRN that transformers derives where a config.json has null."""
+    return hf["max_position_embeddings"] / _original_context(hf, parameters)
+
+
+def context_of(hf: Mapping[str, Any], table: HuggingFace | None) -> int | None:
+    """Return the context in tokens of a config.json, which may be that of a vision model; None if it names none.
+
+    A scaled rope may reach beyond `max_position_embeddings`. YaRN and LLaMA 3.1 name the original context. With a
+    linear scaling, LongLoRA's LLaMA has its original context in `max_position_embeddings`, and other LLaMA the scaled
+    one; nothing tells them apart, so the longer one counts. Gemma 3 has the scaled one.
+
+    Args:
+      table: the translation of the model's family, whose default counts if `hf` has no `max_position_embeddings`.
+    """
+    if not hf:
+        return None
+    text = hf["text_config"] if type(hf.get("text_config")) is dict else hf
+    named = text.get("max_position_embeddings")
+    context = table.defaults.get("max_position_embeddings") if named is None and table else named
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    factor = scaling.get("factor") or 1
+    original = scaling.get("original_max_position_embeddings")
+    if kind == "linear" and table is not None and table.model_type == "llama":
+        original = context
+    return max((int(x) for x in (context, (original or 0) * factor) if x), default=None)
 
 
 def write_rope(config: Any) -> dict[str, Any]:

@@ -39,4 +39,5 @@ HUGGING_FACE = HuggingFace(
     _read,
     _write,
     usual(131072, (1, 2, None), num_key_value_heads=8, sliding_window=4096),
+    wrapper="Mistral3ForConditionalGeneration",  # Mistral Small 3.1
 )
