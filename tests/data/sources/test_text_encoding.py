@@ -50,6 +50,19 @@ def test_the_likely_encoding_decodes_the_file(text, encoding, likely, times):
         (("utf-8", "utf-16-be", "cp1252"), "plain text".encode("utf-16-be"), "plain text"),
         (("ascii", "utf-8"), b"\xe9", None),
     ],
+    ids=[
+        "utf-8 first",
+        "latin-1 last",
+        "utf-16 without a mark is passed",
+        "utf-16 by its mark",
+        "utf-16 before latin-1",
+        "a named byte order",
+        "a mark that the list lacks",
+        "no mark",
+        "zeros between letters",
+        "zeros and a named byte order",
+        "the first of two",
+    ],
 )
 def test_the_first_encoding_that_can_decodes(encodings, content, text):
     if text is None:
