@@ -156,7 +156,7 @@ def made(hf, out):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_released_config(name, tmp_path, capsys):
-    """The same next tokens as transformers'. Back, the same tensors and a config that transformers reads as the same."""
+    """The same next tokens as transformers'. Back, the same tensors and, to transformers, the same config."""
     hf, context = RELEASED[name]
     plain, released, tensors = made(hf, tmp_path)
     ours = tmp_path / "ours"
