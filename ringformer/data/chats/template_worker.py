@@ -6,12 +6,16 @@ kills this process if the template exceeds them. Each line of stdin and stdout i
     in   {"path": sys.path, "template": arguments of `ChatTemplate`,
           "seconds": CPU time to compile, and for a conversation, "memory": bytes in addition to those at the start}
     out  "" once the template is compiled, or the error
-    in   [[[role, content, extra, ...], ...], ...]   conversations (`conversations.Message`)
+    in   {"work": "segments", "prompt" or "text", "conversations": [[[role, content, extra, ...], ...], ...]}
+          (`conversations.Message`)
     out  a line per conversation: [[text, is trained on, is a control token], ...], or {"error": ...}
+
+A prompt is the conversation with the template's own generation prompt, and a text is the conversation without it, both
+exactly as transformers renders them.
 
 `{% generation %}` blocks in a template mark its answers. Without them, the conversation is rendered up to a question,
 with a generation prompt; the text that the template then adds for the answer is trained on. It is an error if this text
-is not added at the end, does not begin with the answer, or is not ended by a token.
+is not added at the end, does not hold the answer, or is not ended by a token.
 
 Names of special tokens in the messages are broken up before the template runs and restored afterwards, so that only
 the special tokens that the template itself writes become control tokens.
@@ -112,28 +116,36 @@ class ChatTemplate:
 
     def segments(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
         """Render a conversation as (text, is trained on, is a control token)."""
+        messages = self._read(conversation)
+        text = self._run(messages)
+        pieces = self._by_marks(text, messages) if START in text else self._by_prefixes(text, messages)
+        return self._at_controls(pieces)
+
+    def prompt(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
+        """Render a conversation up to the answer that comes next; the result is as that of `segments`."""
+        text = self._run(self._read(conversation), add_generation_prompt=True)
+        return self._at_controls([(_without_marks(text), False)])
+
+    def text(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
+        """Render a conversation whose answers need not be found; the result is as that of `segments`."""
+        return self._at_controls([(_without_marks(self._run(self._read(conversation))), False)])
+
+    def _read(self, conversation: list[list]) -> list[dict]:
+        """Return the messages of a conversation as templates read them, and keep its tools for `_run`."""
         turns = [{"role": role, "content": text} | json.loads(extra or "{}") for role, text, extra, *_ in conversation]
         tools = json.loads(turns.pop(0)["content"]) if turns and turns[0]["role"] == "tools" else None
-        messages, self._tools = self._broken(turns), self._broken(tools)
-        text = self._run(messages)
-        if not text.isascii():
-            text.encode()
-        answers = sum(message["role"] == "assistant" for message in messages)
-        if START in text:
-            if text.count(START) != answers:
-                raise Refused(
-                    f"has {text.count(START)} generation blocks for {answers} answers: it must mark each once"
-                )
-            marks = re.split(f"({START}|{STOP})", text)
-            pieces = list(zip(marks[::2], [False, *(mark == START for mark in marks[1::2])], strict=True))
-        else:
-            pieces = self._by_prefixes(text, messages)
-        return [
-            (part if i % 2 else part.replace(BREAK, ""), trained, bool(i % 2))
-            for piece, trained in pieces
-            for i, part in enumerate(self._split(piece))
-            if part
-        ]
+        self._tools = self._broken(tools)
+        return self._broken(turns)
+
+    def _at_controls(self, pieces: list[tuple[str, bool]]) -> list[tuple[str, bool, bool]]:
+        """Split pieces (text, is trained on) at the names of control tokens."""
+        parts = []
+        for piece, trained in pieces:
+            for i, part in enumerate(self._split(piece)):
+                is_control = bool(i % 2)
+                if part:
+                    parts.append((part if is_control else part.replace(BREAK, ""), trained, is_control))
+        return parts
 
     def _run(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
         values = {"messages": messages, "tools": self._tools, "add_generation_prompt": add_generation_prompt}
@@ -143,6 +155,8 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template is a program and may raise anything
             raise Refused(f"refuses this: {describe(error)}") from None
+        if not text.isascii():
+            text.encode()
         if len(text) > self._output + sum(map(size_of, (*messages, self._tools))):
             os._exit(TOO_MUCH_OUTPUT)
         return text
@@ -158,6 +172,34 @@ class ChatTemplate:
                 value = value.replace(name, name[0] + BREAK + name[1:])
         return value
 
+    def _by_marks(self, marked: str, messages: list[dict]) -> list[tuple[str, bool]]:
+        """Split a conversation into (text, trained) at its marks. An answer begins behind the generation prompt, even
+        if the marks enclose a part of that prompt."""
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if marked.count(START) != len(answers):
+            raise Refused(
+                f"has {marked.count(START)} generation blocks for {len(answers)} answers: it must mark each once"
+            )
+        text = _without_marks(marked)
+        pieces, place = [], 0
+        parts = re.split(f"{START}|{STOP}", marked)
+        for i, between, inside in zip(answers, parts[::2], parts[1::2], strict=False):
+            start = place + len(between)
+            stop = start + len(inside)
+            prompt = self._prompt_of(messages[:i])
+            if text.startswith(prompt) and start < len(prompt) <= stop:
+                start = len(prompt)
+            pieces += [(text[place:start], False), (text[start:stop], True)]
+            place = stop
+        return [*pieces, (text[place:], False)]
+
+    def _prompt_of(self, messages: list[dict]) -> str:
+        """Render the prompt of an answer; empty if the template has none, as for an answer without a question."""
+        try:
+            return _without_marks(self._run(messages, add_generation_prompt=True))
+        except Refused:
+            return ""
+
     def _by_prefixes(self, text: str, messages: list[dict]) -> list[tuple[str, bool]]:
         """Split a conversation into (text, trained); an answer is the text that the template adds after a question."""
         pieces, place = [], 0
@@ -167,10 +209,16 @@ class ChatTemplate:
             answer = message["content"]
             before, after = self._run(messages[:i], add_generation_prompt=True), self._run(messages[: i + 1])
             start, added = len(before), after[len(before) :]
+            place_of_answer = start
             if not added.startswith(answer):  # templates may put spaces before an answer, and strip it
-                answer, start = answer.strip(), len(after) - len(added.lstrip())
-            rest = after[start + len(answer) :].lstrip()
-            added_at_end = after.startswith(before) and after.startswith(answer, start)
+                answer = answer.strip()
+                place_of_answer = len(after) - len(added.lstrip())
+                if after.startswith(answer, place_of_answer):
+                    start = place_of_answer
+                else:  # or words of their own, such as an empty thought, which the model has to write
+                    place_of_answer = after.rfind(answer)
+            rest = after[place_of_answer + len(answer) :].lstrip()
+            added_at_end = after.startswith(before) and place_of_answer >= len(before)
             ends = "tool_calls" in message or not rest or rest.startswith(tuple(self._controls))
             if not (added_at_end and ends and text.startswith(after)):
                 raise Refused(
@@ -180,6 +228,10 @@ class ChatTemplate:
             pieces += [(text[place:start], False), (text[start : len(after)], True)]
             place = len(after)
         return [*pieces, (text[place:], False)]
+
+
+def _without_marks(text: str) -> str:
+    return re.sub(f"{START}|{STOP}", "", text)
 
 
 def size_of(value) -> int:
@@ -272,8 +324,10 @@ def main() -> None:
         return
     write("")
     while True:
-        for messages in read(parent, memory):
-            write(attempt(setup["seconds"], template.segments, messages))
+        request = read(parent, memory)
+        work = {"segments": template.segments, "prompt": template.prompt, "text": template.text}[request["work"]]
+        for messages in request["conversations"]:
+            write(attempt(setup["seconds"], work, messages))
 
 
 if __name__ == "__main__":

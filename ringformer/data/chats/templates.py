@@ -12,11 +12,14 @@ between the answer and that token. Conversations are alternating questions and a
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ringformer.data.chats.conversations import Message
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.tokenizers.base import Segment, Tokenizer
+
+if TYPE_CHECKING:  # it needs jinja2
+    from ringformer.data.chats.tokenizer_template import JinjaTemplate
 
 RenderAll = Callable[[Sequence[Sequence[Message]]], list[list[Segment] | ValueError]]
 TemplateName = Literal["vicuna", "llama2", "llama3", "tokenizer"]
@@ -33,9 +36,11 @@ class Template:
 
     Args:
       render_all: returns, for each of several conversations, its segments or an error.
+      own: a tokenizer's own template, which also renders prompts; None: a prompt is what stands before an answer.
     """
 
     render_all: RenderAll
+    own: "JinjaTemplate | None" = None
 
     def __call__(self, messages: Sequence[Message]) -> list[Segment]:
         """Render a conversation as segments. Raises ValueError if the template refuses it."""
@@ -61,7 +66,8 @@ def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | 
 
         from ringformer.data.chats.tokenizer_template import JinjaTemplate
 
-        return Template(JinjaTemplate(tokenizer, chat_date))
+        jinja = JinjaTemplate(tokenizer, chat_date)
+        return Template(jinja, jinja)
     if name not in TEMPLATES:
         raise ValueError(f"unknown chat template {name!r}; known: {', '.join(get_args(TemplateName))}")
     render = TEMPLATES[name]

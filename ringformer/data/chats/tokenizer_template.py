@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,6 +42,10 @@ OUTPUT = 1_000_000
 """Characters that a template may write besides the text of the messages."""
 START_SECONDS = 60.0
 """Seconds of wall time in which the process must start and import jinja2."""
+
+
+Work = Literal["segments", "prompt", "text"]
+"""What is rendered: a conversation whose answers are trained on, the prompt of the next answer, or any conversation."""
 
 
 class JinjaTemplate:
@@ -75,10 +79,25 @@ class JinjaTemplate:
         """Return the segments of each conversation, or an error."""
         results: list[list[Segment] | ValueError] = []
         while len(results) < len(conversations):  # only one pass if the template stays within its limits
-            results += self._render(conversations[len(results) :])
+            results += self._render("segments", conversations[len(results) :])
         return results
 
-    def _render(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
+    def prompt(self, messages: Sequence[Message]) -> list[Segment]:
+        """Return the segments of a conversation up to the answer that comes next, as transformers renders them with
+        `add_generation_prompt`. Raises ValueError if the template refuses the conversation."""
+        return self._one("prompt", messages)
+
+    def text(self, messages: Sequence[Message]) -> list[Segment]:
+        """Return the segments of a conversation, none of which is trained on. Raises ValueError as `prompt` does."""
+        return self._one("text", messages)
+
+    def _one(self, work: Work, messages: Sequence[Message]) -> list[Segment]:
+        (segments,) = self._render(work, [messages])
+        if isinstance(segments, ValueError):
+            raise segments
+        return segments
+
+    def _render(self, work: Work, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
         """Return the results of the first conversations, at least one; the last result may be an error that says that
         the process has ended."""
         results: list[list[Segment] | ValueError] = []
@@ -91,10 +110,11 @@ class JinjaTemplate:
             try:
                 seconds = CLOCK * SECONDS * len(conversations) + SECONDS_TO_SEND * sum(sizes)
                 with worker.within(seconds, "for a conversation"):
-                    worker.send(conversations)
+                    worker.send({"work": work, "conversations": conversations})
                     for messages, size in zip(conversations, sizes, strict=True):
                         answer = worker.receive(64 * (OUTPUT + size))
-                        results.append(segments_of(answer, messages, self._tokenizer))
+                        answers = messages if work == "segments" else None
+                        results.append(segments_of(answer, answers, self._tokenizer))
             except ValueError as error:
                 return [*results, error]
             self._worker = worker
@@ -116,8 +136,9 @@ def _named(tokenizer: Tokenizer) -> str:
     return f"the chat template of tokenizer {tokenizer.name}"
 
 
-def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment] | ValueError:
-    """Check the worker's answer for a conversation, and return the conversation's segments or an error.
+def segments_of(answer: Any, messages: Sequence[Message] | None, tokenizer: Tokenizer) -> list[Segment] | ValueError:
+    """Check the worker's answer for a conversation, and return the conversation's segments or an error. `messages` is
+    None if no answer is trained on.
 
     Raises EOFError for an answer that is neither a result of `ChatTemplate.segments` nor an error of it.
     """
@@ -131,6 +152,8 @@ def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) 
             segments.append(Segment(text, trained, tokenizer.controls[text] if control else None))
     except (TypeError, ValueError, KeyError) as error:
         raise EOFError from error
+    if messages is None:
+        return segments
     try:
         return _with_end_tokens(segments, messages)
     except ValueError as error:

@@ -19,6 +19,9 @@ GENERATION_CONFIG = "generation_config.json"
 PROBES = ("A", "I", "T", "a", "1")
 """Beginnings of answers. They are used to find the tokens of a question: these precede every one of the answers."""
 
+ANSWER = "It carries keys."
+"""An answer, by which the ending of a turn is found."""
+
 
 class Prompt(NamedTuple):
     """Tokens of a text to continue, or of a conversation up to an answer."""
@@ -30,6 +33,15 @@ class Prompt(NamedTuple):
     """Template text between `ids` and the answer: a space that shares a token with the answer, or nothing."""
     tail: str = ""
     """Template text between an answer and the token that ends its turn."""
+
+
+class Ending(NamedTuple):
+    """What a template writes behind an answer."""
+
+    tail: str
+    """Text between the answer and the token that ends its turn."""
+    tokens: frozenset[int]
+    """The token that ends the turn; empty if it is no control token."""
 
 
 class RunText:
@@ -105,29 +117,70 @@ class RunText:
         """Encode a conversation that ends with a question, up to the place where the answer begins, or where it
         continues after `prefix`.
 
-        The conversation is rendered and tokenized with an answer, as in training, and cut before the first token that
-        holds a character of the answer. If the template ends in a space, a leading space of `prefix` is dropped. Raises
-        ValueError for a template that changes the beginning of an answer.
+        A tokenizer's own template writes this prompt itself; its tokens are those of transformers. With another
+        template, the conversation is rendered and tokenized with an answer, as in training, and cut before the first
+        token that holds a character of the answer. If the template ends in a space, a leading space of `prefix` is
+        dropped. Raises ValueError for a template that changes the beginning of an answer.
         """
         with _checks(messages[-1].content, self.tokenizer):
-            rendered = [
-                _begun(*self._render([*messages, Message("assistant", prefix + probe)]), prefix) for probe in PROBES
-            ]
-            encoded = self.tokenizer.encode_chats([segments for segments, _ in rendered])
+            own = self._template.own
+            if own is None:
+                with_answers = [[*messages, Message("assistant", prefix + probe)] for probe in PROBES]
+                return self._before_answer([_begun(*self._render(chat), prefix) for chat in with_answers])
+            before = own.prompt(messages)
+            if prefix:
+                before.append(Segment(self._as_shown(prefix)))
+                return self._before_answer([([*before, Segment(x, trained=True)], len(before)) for x in PROBES])
+            ((ids, _),) = self.tokenizer.encode_chats([before])
+            return Prompt(ids.tolist(), self.chat_end_tokens, tail=self._ending.tail)
+
+    def _before_answer(self, rendered: list[tuple[list[Segment], int]]) -> Prompt:
+        """Encode what stands before an answer, given renderings that differ in the answer, which begins at a segment:
+        up to the first token that holds a character of it."""
+        encoded = self.tokenizer.encode_chats([segments for segments, _ in rendered])
         segments, start = rendered[0]
         ((before, _),) = self.tokenizer.encode_chats([segments[:start]])
         whole = self.tokenizer.decode(before)
-        behind = "".join(s.text for s in segments[start:] if s.trained and s.control is None)
         for ids, trained in sorted(encoded, key=lambda row: int(row[1].argmax())):
             ids = ids[: trained.argmax()].tolist()
             lead = whole.removeprefix(self.tokenizer.decode(ids))
             if not lead.strip():  # otherwise a token spans a phrase with words of the question
-                return Prompt(ids, self.chat_end_tokens, lead, behind.removeprefix(PROBES[0]))
+                return Prompt(ids, self.chat_end_tokens, lead, self._ending.tail)
         raise ValueError(f"tokenizer {self.tokenizer.name} has no token boundary where an answer begins")
+
+    def _as_shown(self, prefix: str) -> str:
+        """Return the beginning of an answer as the tokenizer's own template writes it: it may strip answers. Raises
+        ValueError if the template changes it otherwise."""
+        text = "".join(segment.text for segment in self._one_turn(prefix + PROBES[0]))
+        for shown in (prefix, prefix.lstrip()):
+            if shown + PROBES[0] in text:
+                return shown
+        raise ValueError(f"the chat template changes the beginning of an answer, {prefix!r}: it writes {text[-60:]!r}")
+
+    @cached_property
+    def _ending(self) -> "Ending":
+        """What the template writes behind an answer."""
+        if self._template.own is None:
+            segments, start = self._render([Message("user", "a"), Message("assistant", ANSWER)])
+            segments = [segment for segment in segments[start:] if segment.trained]
+        else:
+            segments = self._one_turn(ANSWER)
+        last = max((i for i, segment in enumerate(segments) if ANSWER in segment.text), default=None)
+        if last is None:
+            raise ValueError("the chat template does not show an answer")
+        behind = segments[last + 1] if last + 1 < len(segments) else None
+        end = None if behind is None else behind.control
+        return Ending(segments[last].text.rpartition(ANSWER)[2], frozenset() if end is None else frozenset([end]))
+
+    def _one_turn(self, answer: str) -> list[Segment]:
+        """Render a question and an answer with the tokenizer's own template."""
+        return self._template.own.text([Message("user", "a"), Message("assistant", answer)])
 
     def chat_text(self, messages: Sequence[Message], to_answer: bool = True) -> str:
         """Render a conversation as text, with the names of control tokens: up to the answer to come or, without
         `to_answer`, up to the end of its last answer."""
+        if to_answer and self._template.own is not None:
+            return "".join(segment.text for segment in self._template.own.prompt(messages))
         if to_answer:
             segments, start = self._render([*messages, Message("assistant", PROBES[0])])
             return "".join(segment.text for segment in segments[:start])
@@ -156,9 +209,7 @@ class RunText:
     @cached_property
     def chat_end_tokens(self) -> frozenset[int]:
         """Tokens that end an answer: `end_tokens` and the token that ends a turn in the template."""
-        segments, start = self._render([Message("user", "a"), Message("assistant", "a")])
-        ends = [segment.control for segment in segments[start:] if segment.trained and segment.control is not None]
-        return self.end_tokens.union(ends[-1:])
+        return self.end_tokens | self._ending.tokens
 
     def settings(self, *, chat: bool) -> dict[str, Any]:
         """Return the settings, besides the tokenizer, that determine the tokens of a prompt and the end of its answer.

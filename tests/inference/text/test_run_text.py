@@ -81,7 +81,7 @@ def test_the_beginning_of_an_answer_that_a_template_strips_is_given_without_its_
     assert text.tokenizer.decode(prompt.ids) == text.tokenizer.decode(bare.ids) + "The ring is"
     upper = LLAMA3_JINJA.replace("message['content']", "message['content'] | upper")
     text = RunText(converted_folder(tmp_path / "u", llama3(tmp_path / "v", upper)))
-    with pytest.raises(ValueError, match="the chat template changes the beginning of an answer: ' THE RING"):
+    with pytest.raises(ValueError, match="changes the beginning of an answer, ' The ring is': it writes"):
         text.encode_chat(chat("what is a ring?"), " The ring is")
 
 
