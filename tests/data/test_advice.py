@@ -208,7 +208,7 @@ CASES = {
         TEXT,
     ),
     "a template with a date": Case(
-        "chats/template_worker.py",
+        "chats/sandboxed_template.py",
         ("--chat_date",),
         PREPARE + "--source=jsonl:{folder}/a.jsonl --format=messages --template=tokenizer --tokenizer={folder}/l3",
         {"a.jsonl": lines(CHAT), "l3": lambda path: llama3(path, "{{ strftime_now('%d %b %Y') }}" + LLAMA3_JINJA)},

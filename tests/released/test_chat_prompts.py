@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ringformer.data.chats.conversations import Message
-from ringformer.data.chats.template_worker import BREAK, ChatTemplate
+from ringformer.data.chats.sandboxed_template import BREAK, ChatTemplate
 from ringformer.data.chats.tokenizer_template import OUTPUT
 from ringformer.inference.text.run_text import RunText
 from tests.inference.runs import converted_folder

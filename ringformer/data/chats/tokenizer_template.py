@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
-import numpy as np
-
 from ringformer.data.chats import template_worker
+from ringformer.data.chats.answer_ends import with_end_tokens
 from ringformer.data.chats.conversations import Message
-from ringformer.data.chats.template_worker import TOO_MUCH_MEMORY, TOO_MUCH_OUTPUT
+from ringformer.data.chats.sandboxed_template import TOO_MUCH_OUTPUT
+from ringformer.data.chats.template_worker import TOO_MUCH_MEMORY
 from ringformer.data.tokenizers.base import Segment, Tokenizer, token_name
 
 SAFE_VERSION = (3, 1, 6)
@@ -45,7 +45,7 @@ START_SECONDS = 60.0
 
 
 Work = Literal["segments", "prompt", "text"]
-"""What is rendered: a conversation whose answers are trained on, the prompt of the next answer, or any conversation."""
+"""Renderings: a conversation whose answers are trained on, the prompt of the next answer, or any conversation."""
 
 
 class JinjaTemplate:
@@ -155,7 +155,7 @@ def segments_of(answer: Any, messages: Sequence[Message] | None, tokenizer: Toke
     if messages is None:
         return segments
     try:
-        return _with_end_tokens(segments, messages)
+        return with_end_tokens(segments, messages)
     except ValueError as error:
         return ValueError(f"{_named(tokenizer)} {error}; choose another template")
 
@@ -257,30 +257,6 @@ def _end(process: subprocess.Popen, pid: int) -> None:
         with suppress(OSError):
             if pipe is not None:
                 pipe.close()
-
-
-def _with_end_tokens(segments: list[Segment], messages: Sequence[Message]) -> list[Segment]:
-    """Mark every answer as trained on, up to and including the control token that ends the answer."""
-    flags = [False, *(segment.trained for segment in segments), False]
-    runs = np.flatnonzero(np.diff(flags)).reshape(-1, 2).tolist()
-    answers = sum(message.role == "assistant" for message in messages)
-    if len(runs) != answers or not runs:
-        raise ValueError(f"shows {len(runs)} of {answers} answers")
-    first, last = runs[-1]
-    # The last answer shows which token ends a turn, because nothing else can follow it.
-    inside = [s for s in segments[first:last] if s.control is not None]
-    end = inside[-1] if inside else next(iter(segments[last:]), None)
-    if end is None or end.control is None:
-        raise ValueError("ends the last answer with no control token")
-    for first, last in runs:
-        places = [i for i in range(first, last) if segments[i].control == end.control]
-        if not places and last < len(segments) and segments[last].control == end.control:
-            places = [last]
-        if not places:
-            raise ValueError(f"does not end an answer with {end.text}, as it ends the last one")
-        for i in range(first, max(last, places[-1] + 1)):
-            segments[i] = segments[i]._replace(trained=i <= places[-1])
-    return segments
 
 
 def _source(tokenizer: Tokenizer) -> str:

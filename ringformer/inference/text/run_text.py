@@ -13,6 +13,8 @@ from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
 from ringformer.data.tokenizers.load import load_tokenizer
 from ringformer.files.run_layout import CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained, contained_files, read_object
+from ringformer.models.families.huggingface import context_of
+from ringformer.models.registry import hugging_face_of
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -36,7 +38,7 @@ class Prompt(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What a template writes behind an answer."""
+    """Text and tokens that a template writes behind an answer."""
 
     tail: str
     """Text between the answer and the token that ends its turn."""
@@ -85,7 +87,8 @@ class RunText:
         if self._data.get("format") in get_args(ChatFormat):
             recorded = self._data["template"]
         self.template_name = template or recorded
-        self.context: int | None = saved.get("seq_len") or self._read(HF_CONFIG).get("max_position_embeddings")
+        table = hugging_face_of(type(model))
+        self.context: int | None = saved.get("seq_len") or context_of(self._read(HF_CONFIG), table)
         """Context, in tokens, with which the model was trained, or which its Hugging Face config.json names; None if
         neither is available."""
 
@@ -159,7 +162,7 @@ class RunText:
 
     @cached_property
     def _ending(self) -> "Ending":
-        """What the template writes behind an answer."""
+        """Text and tokens that the template writes behind an answer."""
         if self._template.own is None:
             segments, start = self._render([Message("user", "a"), Message("assistant", ANSWER)])
             segments = [segment for segment in segments[start:] if segment.trained]

@@ -168,6 +168,11 @@ def test_the_context_of_a_converted_model(tokenizers, tmp_path):
     hf = {"hf_config": {"max_position_embeddings": 8192}}
     assert RunText(converted_folder(tmp_path / "a", folder, **hf)).context == 8192
     assert RunText(converted_folder(tmp_path / "b", folder)).context is None
+    of_wrapper = {"hf_config": {"text_config": {"max_position_embeddings": 4096}}}
+    assert RunText(converted_folder(tmp_path / "c", folder, **of_wrapper)).context == 4096
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+    stretched = {"hf_config": {"max_position_embeddings": 8192, "rope_parameters": yarn}}
+    assert RunText(converted_folder(tmp_path / "d", folder, **stretched)).context == 32768
 
 
 def test_folders_without_a_model_or_a_tokenizer(tokenizers, tmp_path):
