@@ -57,11 +57,17 @@ def names_in_code(source: str) -> set[str]:
     return names
 
 
+NAMES_WHAT_IS_ABSENT = "ringformer/convert/mechanisms.py"
+"""File that recognises, to refuse them, models with mechanisms that no family has."""
+
+
 @cache
 def words_of_the_package() -> frozenset[str]:
     """The names of all modules, of what is in them and of all verbs, whole and in parts, in small letters."""
     names = {word for verb in VERBS for word in verb.split()}
     for path in (ROOT / "ringformer").rglob("*.py"):
+        if path == ROOT / NAMES_WHAT_IS_ABSENT:
+            continue
         names |= {path.stem, *names_in_code(path.read_text())}
     parts = {part for name in names for part in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
     return frozenset(name.lower() for name in {*names, *parts})
