@@ -64,6 +64,10 @@ WITH_IMPORTS = [block for block in PYTHON if "import " in block.text]
 PROGRAMS = [block for block in PYTHON if block not in FRAGMENTS + OF_A_RUN]
 
 
+USUAL_PAGES = ("README.md", "docs/tutorial.md")
+"""Pages whose programs and scripts run in the usual suite; those of the others are slow."""
+
+
 def commands() -> list:
     """Each command of the shell blocks, as words without comments, environment and where its output goes, and where it
     stands."""
@@ -77,7 +81,9 @@ def commands() -> list:
                         words = words[1:]
                     words = words[: words.index(">")] if ">" in words else words
                     if words:
-                        found.append(pytest.param(words, id=f"{block.where} {' '.join(words[:3])}"))
+                        starts_a_script = words[0] in ("bash", "sbatch") and not block.where.startswith(USUAL_PAGES)
+                        marks = [pytest.mark.slow] if starts_a_script else []
+                        found.append(pytest.param(words, id=f"{block.where} {' '.join(words[:3])}", marks=marks))
     return found
 
 
@@ -87,9 +93,6 @@ def test_every_block_has_a_rule():
     assert not unknown, "give these blocks a language: python, bash, or text for what is only read"
     hidden = [b.where for b in BLOCKS if b.language == "text" and re.search(r"^(ringformer|bash|pip) ", b.text, re.M)]
     assert not hidden, "these look like commands, and text is not checked"
-
-
-USUAL_PAGES = ("README.md", "docs/tutorial.md")
 
 
 def program(block):

@@ -130,7 +130,7 @@ def test_a_run_that_ends_in_a_streak_has_its_last_step_and_says_so(long, steps, 
     assert last.startswith("the last step was skipped. The newest checkpoint") and "move 21, 24 out of" in last
 
 
-@pytest.mark.usual("None")
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, 24])
 def test_a_finite_explosion_leaves_what_was_proven_before(stop, long, steps, tmp_path, capfd):
     """However long it goes on; stopped in between, without the rows of metrics.jsonl; in the copies, too."""

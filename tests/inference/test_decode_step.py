@@ -105,6 +105,7 @@ def test_parts_of_a_product_are_float32_until_they_are_summed():
     assert relative_error(jit(summed)(x, matrix), expected) <= ROOM * 1.67e-3
 
 
+@pytest.mark.slow
 def test_a_decode_in_bfloat16(monkeypatch):
     """The errors of log-probabilities, after a prompt and after each of 40 tokens: their root mean square."""
     monkeypatch.setattr(programs, "compiler_options", lambda mesh: AS_WRITTEN)

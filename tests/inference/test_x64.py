@@ -16,7 +16,7 @@ CASES = {
 """Largest error of a log-probability, as for sessions without x64 (`test_session.py`), and all dtypes."""
 
 
-@pytest.mark.usual("ring", "windows")
+@pytest.mark.usual("windows")
 @pytest.mark.parametrize("case", CASES)
 def test_a_session_has_the_numbers_and_dtypes_that_it_has_without_x64(case):
     limit, dtypes = CASES[case]

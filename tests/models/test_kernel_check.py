@@ -156,6 +156,7 @@ def test_vanilla_attention_has_no_kernel_to_check():
     assert check_kernel(vanilla, "kernel cudnn: as configured", vanilla, MESH, 64)[0] is vanilla
 
 
+@pytest.mark.usual("a file")
 @pytest.mark.parametrize("home", ["a file", "none"])
 def test_a_home_that_cannot_be_written(home, emulated, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")

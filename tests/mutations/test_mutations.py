@@ -42,6 +42,7 @@ def test_a_test_that_cannot_run_has_no_verdict():
         try_apart([UNKNOWN_LAYOUT], rotten)
 
 
+@pytest.mark.slow
 def test_processes_of_a_test_have_the_mutation():
     """The test starts `ringformer configs list` as a process, and wants its exit code."""
     test = "cli/test_command_line.py::test_who_reads_no_further_sees_no_traceback"

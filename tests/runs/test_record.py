@@ -298,6 +298,7 @@ ON_ONE_DEVICE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edits",
     [pytest.param(ON_A_MESH, marks=pytest.mark.slow, id="mesh"), pytest.param(ON_ONE_DEVICE, id="one device")],

@@ -249,9 +249,7 @@ def test_results_of_other_or_changed_episodes_are_refused(change, message, playe
     assert re.search(message, done.stderr), done.stderr
 
 
-@pytest.mark.usual(
-    "words18-there is no folder", "words17-0 is no list of numbers of episodes", "words12-0 is no number of cases"
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -16,7 +16,7 @@ from tests.scripts.launching import PATHS, POD, ROOT, V5E, dry_run, fake_python,
 LOCK = "requirements/train.txt"
 
 
-@pytest.mark.usual("v6e", "tpu7x")
+@pytest.mark.usual("v6e")
 @pytest.mark.parametrize("generation", CLOUD_TPUS)
 def test_one_command_on_a_pod(generation):
     """Each generation under Google's name of its slices, with the image of its hosts, estimated for the same slice."""
@@ -54,6 +54,7 @@ def test_a_share_s_name_is_one_word_for_root(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "mountpoint", "sudo"]
 
 
+@pytest.mark.usual("True-True")
 @pytest.mark.parametrize(("installed", "mounted"), [(True, True), (False, False)])
 def test_a_bucket_is_mounted_on_each_host(tmp_path, installed, mounted):
     """Executed, as a host would, by a shell whose programs say what they are given. What was mounted before, with

@@ -126,7 +126,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.usual("overwritten-False", "overwritten-True")
+@pytest.mark.usual("overwritten-True")
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_store_that_changes_under_a_run_ends_it_with_a_save(built, steps, change, background, monkeypatch):

@@ -222,6 +222,7 @@ def chats(config, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_chat_run_trains_on_answers_and_keeps_its_tokenizer(chats, capfd):
     """Batches that are all question are counted, and end nothing."""
     run = prepare(chats)

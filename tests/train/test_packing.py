@@ -118,6 +118,7 @@ def test_documents_and_padding_do_not_leak(store, layout, ring_size):
     assert moment[batch.tokens[batch.mask]].any(axis=-1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "ring_size"), CASES)
 def test_a_packed_sequence_is_one_text(store, layout, ring_size):
     """The logits are those of a dense model that reads a row as one text; a changed document changes all after it."""

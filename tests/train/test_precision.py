@@ -208,6 +208,7 @@ def test_no_error_grows(mesh_dim):
         assert not over, f"{name}: errors and their limits {over}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_dim", [RING_8, *(pytest.param(m, marks=pytest.mark.slow) for m in ALONE)])
 def test_a_ring_rounds_little_more_than_dense_attention(mesh_dim):
     """The whole gradient in every setting; with random numbers each parameter's."""

@@ -125,6 +125,7 @@ def test_a_resumed_run_skips_the_same_spikes(config):
     assert saved_arrays(Path(stopped.run_dir), 72) == saved_arrays(Path(whole.run_dir), 72)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_tells(config, capfd, monkeypatch):
     """The schedule counts updates; a resumed run remembers; three in a row are one too many."""
     monkeypatch.setattr(Decoder, "loss", poisoned_loss)

@@ -56,7 +56,7 @@ def test_the_cache_is_what_arguments_grow_by(mesh_dim):
     assert shorter == pytest.approx(weight_bytes(small(mesh_dim)) + total / (sp * tp), rel=0.02)
 
 
-@pytest.mark.usual("1,2,2,2")
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize("mesh_dim", MESHES)
 def test_a_token_costs_no_collective_more_of_a_longer_context(mesh_dim):

@@ -74,6 +74,7 @@ def test_candidates_are_meshes_of_all_devices_fastest_first():
     assert plain(ranked[0])  # whatever saves memory costs time
 
 
+@pytest.mark.slow
 def test_several_short_rings_do_the_work_of_one_long_ring():
     """Where hops are hidden a token takes as long in eight rings of 32 as in one of 256, else less."""
     seconds = {}
@@ -97,6 +98,7 @@ def test_the_fastest_that_is_accepted_is_chosen(monkeypatch):
     assert "--config.model.head_groups=4" in text and "rejected candidates" in text
 
 
+@pytest.mark.slow
 def test_the_longest_halves_until_something_is_accepted(monkeypatch):
     compiler(monkeypatch, lambda workload: workload.seq_len <= 2**17)
     found = longest_plan(goal("llama_7b", GPUS, 1), asked())

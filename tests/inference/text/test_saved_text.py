@@ -90,7 +90,7 @@ def test_a_document_is_read_once(run, document, tmp_path, capsys, mesh, chat):
         folder = new
 
 
-@pytest.mark.usual("text")
+@pytest.mark.slow
 @pytest.mark.parametrize("chat", [[], ["--chat"]], ids=["text", "chat"])
 def test_questions_at_a_terminal(run, document, saved, tmp_path, monkeypatch, capsys, chat):
     """Prompts each follow the document. In a chat, the first question follows it, and the others the answers."""

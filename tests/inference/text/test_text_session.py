@@ -30,7 +30,7 @@ def whole(run):
     return TextGenerator.load(run, max_length=512, compute_dtype="float32", template="llama3")
 
 
-@pytest.mark.usual("1,1,1,1-compute")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh_dim", "cache_dtype"),
     [("1,1,1,1", "compute"), ("1,1,2,4", "compute"), pytest.param("1,1,1,2", "int8", marks=pytest.mark.slow)],

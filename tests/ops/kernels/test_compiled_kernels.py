@@ -91,6 +91,7 @@ def test_a_kernel_says_its_products(program):
         assert cost.hbm_bytes > 0
 
 
+@pytest.mark.slow
 @on_tpu
 def test_equal_kernels_have_one_key_and_others_another(program):
     found = {}

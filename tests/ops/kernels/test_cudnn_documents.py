@@ -59,7 +59,7 @@ def test_documents_as_dense(layout, n, most, emulated, short_pieces):
     assert {causal for *_, causal in emulated} == {"rectangle"}
 
 
-@pytest.mark.usual("4-zigzag-options2")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "layout", "options"),
     [

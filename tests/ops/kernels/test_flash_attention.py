@@ -42,6 +42,7 @@ def test_packed_documents_bias_lse_and_empty_rows(layout):
     assert np.isneginf(out["lse"].swapaxes(1, 2)[empty]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "n", "d"),
     [
