@@ -9,6 +9,7 @@ import pytest
 from ringformer.data import load_tokenizer, open_or_build
 from ringformer.data.chats.cleaning import Cleaning
 from ringformer.data.chats.conversations import Conversation, Message, read_chats
+from ringformer.data.chats.sandboxed_template import ChatTemplate
 from ringformer.data.chats.templates import load_template
 from ringformer.data.sources.malformed import Malformed
 from ringformer.data.stores.options import StoreOptions
@@ -175,3 +176,13 @@ def test_tables_add_no_arguments(tmp_path):
         conversation._replace(name=f"{tmp_path}/a.parquet:0")
         for conversation in conversations(written(tmp_path / "a.jsonl", record))
     ]
+
+
+def test_the_sandbox_makes_no_token_of_a_name_in_arguments():
+    """In this process: the worker's process is isolated, so that mutations of the package do not reach it."""
+    names = ["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]
+    template = ChatTemplate(JINJA, {"bos_token": names[-1]}, names, None, 10**6)
+    extra = json.dumps({"tool_calls": call("zigzag")})
+    conversation = [["user", "how many hops?", ""], ["assistant", "", extra]]
+    controls = [text for text, _, is_control in template.segments(conversation) if is_control]
+    assert controls.count("<|eot_id|>") == 2, "one for each turn"
