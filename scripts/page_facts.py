@@ -89,7 +89,7 @@ COUNTS: dict[str, Callable[[], int]] = {
     "files of a start": lambda: MOST["files"],
     "seconds of a test": lambda: limit_in("tests/usual_suite.py", r"(?m)^MOST_SECONDS = (\d+)\.0$"),
 }
-"""How each count is taken."""
+"""Functions that take the counts."""
 
 IN_WORDS = ("families", "other families")
 """Counts that pages write as words."""

@@ -241,7 +241,7 @@ def nothing_more():
 
 
 class Absent(NamedTuple):
-    """How a test would notice that the thing exists."""
+    """Check by which a test notices that the thing exists."""
 
     words: tuple[str, ...]
     """Names, or parts of names, of which an implementation would have one."""

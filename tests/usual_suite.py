@@ -20,6 +20,9 @@ DEAR = {
         "kernels of a ring of four in the interpreter"
     ),
     "tests/ops/test_windows.py::test_tpu_kernels": "kernels with windows in the interpreter",
+    "tests/mutations/test_mutations.py::test_one_of_this_commit_is_caught": (
+        "another test with each commit, which has its own limit, with its module's fixtures and the start of a process"
+    ),
     "tests/convert/test_adapters.py::test_the_code_of_the_card_loads_them": "its module trains, and exports twice",
     "tests/convert/test_model_card.py::test_metadata_and_licence_are_those_of_the_base": "its module trains three runs",
 }

@@ -45,10 +45,14 @@ def mechanisms(hf: dict[str, Any]) -> str:
     return "; ".join(dict.fromkeys(_mechanisms(keys)))
 
 
+def _first_set(keys: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the value of the first of the names that is set; None if none is."""
+    return next((keys[name] for name in names if keys.get(name)), None)
+
+
 def _mechanisms(keys: dict[str, Any]) -> Iterator[str]:
-    experts, chosen = (
-        next((keys[key] for key in names if keys.get(key)), None) for names in (EXPERTS, EXPERTS_A_TOKEN)
-    )
+    experts = _first_set(keys, EXPERTS)
+    chosen = _first_set(keys, EXPERTS_A_TOKEN)
     if experts:
         yield f"{experts} experts" + (f", {chosen} a token" if chosen else "")
     for key, name in VALUES.items():

@@ -3,8 +3,8 @@
 XLA:CPU begins the collectives of a program in the same order on every device. But a loop whose body is large counts as
 begun when it has started, so a later collective that depends on nothing in the loop can begin at once. All permutes of
 JAX have one channel, and devices take each other's messages: results are wrong, or the process hangs or aborts. XLA:CPU
-also removes `lax.optimization_barrier`. `tests/ops/unordered_loops.py` shows it in a few lines, and finds such loops in
-a compiled program.
+also removes `lax.optimization_barrier`. `tests/ops/test_simulated_devices.py` shows it in a few lines, and
+`tests/unordered_loops.py` finds such loops in a compiled program.
 """
 
 from typing import TypeVar

@@ -55,7 +55,7 @@ class Chosen:
 
 
 class Trial(NamedTuple):
-    """What became of some tests, run one after the other."""
+    """Results of tests that ran one after the other."""
 
     failures: dict[str, str]
     """Messages by test. A test in which the process died or passed its time limit has failed."""

@@ -41,7 +41,7 @@ class Archive(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether the cache has the file. Its hash was compared before it got this name."""
+        """Return whether the cache has the file. Its hash was compared before it got this name."""
         return self.path.is_file() and self.path.stat().st_size == self.size
 
 

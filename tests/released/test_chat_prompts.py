@@ -90,7 +90,7 @@ def rendered_there(template: str, conversation, tools) -> str | None:
 
 @pytest.mark.parametrize("is_usual", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "all others"])
 def test_the_prompt_s_text_is_that_of_transformers(is_usual):
-    """Of all templates and conversations, or refused by both."""
+    """Compare all templates on all conversations; both may refuse one."""
     compared = refused = 0
     different = []
     for name, template, is_in_usual in templates():

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from ringformer.models import layer_scan
 from ringformer.models.families.smollm3 import SmolLM3Config
 from ringformer.train.state import init_state
 from ringformer.train.step import make_train_step
@@ -48,6 +49,17 @@ def compiled_step(change):
 def test_layers_recompute_in_order(change):
     compiled, _, _ = compiled_step(change)
     assert unordered_loops(compiled.as_text()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.unordered
+def test_without_the_tie_loops_are_found(monkeypatch):
+    """The control: the same step, whose layers do not wait for their cotangents, has pairs that nothing orders."""
+    monkeypatch.setattr(layer_scan, "after", lambda tree, done: tree)
+    compiled, _, _ = compiled_step({"remat_group": 2, "layout": "contiguous", "layer_types": "FFN", "num_layers": 3})
+    pairs = unordered_loops(compiled.as_text())
+    print(f"{len(pairs)} pairs")  # for whoever looks with -s
+    assert pairs
 
 
 @pytest.mark.slow
