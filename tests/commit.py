@@ -1,5 +1,6 @@
 """A number that changes with each commit: what the usual suite samples rotates with it."""
 
+import argparse
 import hashlib
 import subprocess
 from pathlib import Path
@@ -25,3 +26,11 @@ def generator_of_this_commit() -> np.random.Generator:
     seed = commit_number()
     print(f"sampled by the commit's number {seed:x}")
     return np.random.default_rng(seed)
+
+
+def revision(name: str) -> str:
+    """Return the name of a commit, for an option of a command. Raises ArgumentTypeError if there is no such commit."""
+    command = ["git", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
+    if subprocess.run(command, cwd=ROOT, capture_output=True).returncode:
+        raise argparse.ArgumentTypeError(f"{name} is no commit of this clone: git log --oneline lists them")
+    return name

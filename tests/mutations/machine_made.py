@@ -29,7 +29,7 @@ import time
 from datetime import date
 from pathlib import Path
 
-from tests.commit import ROOT
+from tests.commit import ROOT, revision
 from tests.mutations.drawing import KINDS, Mutant, draw
 from tests.mutations.nearness import UNKNOWN_SECONDS, Round, Test, affordable, files_near, nearest_first, read_costs
 from tests.mutations.trials import Trial, failing_on_the_true_package, try_tests
@@ -220,7 +220,9 @@ def take_back_unsound(verdicts: Verdicts, believed: set[str], tests: list[Test])
 def main(words: list[str] | None = None) -> int:
     summary = __doc__.split("\n\n")[0]
     parser = argparse.ArgumentParser(prog="python -m tests.mutations.machine_made", description=summary)
-    parser.add_argument("--before", metavar="REVISION", required=True, help="the last commit before the cut")
+    parser.add_argument(
+        "--before", metavar="REVISION", type=revision, required=True, help="the last commit before the cut"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the drawing")
     parser.add_argument("--count", type=int, default=300, help="number of mutants")
     parser.add_argument("--only", metavar="TEXT", default="", help="only mutants whose name has this text")

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.commit import ROOT
+from tests.commit import ROOT, revision
 from tests.mutations.forks import QUIET, in_a_fork, replace_here_and_below
 from tests.mutations.mutations import MUTATIONS, Mutation
 
@@ -127,7 +127,9 @@ def changed_since(revision: str) -> set[str]:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations.run", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--since", metavar="REVISION", help="only mutations whose file or test has changed since")
+    parser.add_argument(
+        "--since", metavar="REVISION", type=revision, help="only mutations whose file or test has changed since"
+    )
     parser.add_argument("--only", metavar="TEXT", default="", help="only mutations whose name has this text")
     args = parser.parse_args(words)
     chosen = [mutation for mutation in MUTATIONS if args.only in mutation.name]

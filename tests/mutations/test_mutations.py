@@ -69,6 +69,12 @@ def test_one_of_this_commit_is_caught():
     caught(affordable[commit_number() % len(affordable)])
 
 
+def test_an_unknown_revision_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["--since", "no-such-revision"])
+    assert "--since: no-such-revision is no commit of this clone" in capsys.readouterr().err
+
+
 def test_those_since_a_revision_are_chosen(capsys):
     assert main(["--since", "HEAD", "--only", "no mutation has this name"]) == 0
     assert "0 of 0 mutations are caught" in capsys.readouterr().out
