@@ -74,8 +74,22 @@ def test_a_run_of_some_cells_does_not_miss_the_others(run):
 def test_a_usual_test_above_the_limit_fails(run):
     result = run(TWO_TESTS, MOST_SECONDS=0.0)
     result.assert_outcomes(passed=1, failed=1)
-    message = "*test_toy.py::test_works took * CPU-seconds; a usual test may take 0: make it smaller*"
+    message = "*test_toy.py::test_works took * CPU-seconds on a machine that takes *; a usual test may take 0 there: *"
     result.stdout.fnmatch_lines([message])
+
+
+def test_a_slow_machine_has_more_time(run):
+    """The limit is that of the reference machine: where its work takes longer, so may a test."""
+    spins = """
+import time
+
+def test_spins():
+    begun = time.process_time()
+    while time.process_time() - begun < 0.3:
+        pass
+"""
+    run(spins, MOST_SECONDS=0.2, REFERENCE_SECONDS=1.0).assert_outcomes(failed=1)
+    run(spins, MOST_SECONDS=0.2, REFERENCE_SECONDS=0.01).assert_outcomes(passed=1)
 
 
 def test_a_listed_test_may_take_more(run):
