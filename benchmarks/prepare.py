@@ -45,7 +45,8 @@ from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning
 from ringformer.data.chats.conversations import Message, read_chats
 from ringformer.data.chats.sandboxed_template import ChatTemplate
 from ringformer.data.chats.templates import Template, TemplateName, load_template
-from ringformer.data.chats.tokenizer_template import segments_of
+from ringformer.data.chats.tokenizer_template import checked_sequences
+from ringformer.data.chats.trained_answers import sequences_of
 from ringformer.data.sources.malformed import Malformed
 from ringformer.data.stores.encoding import ChatEncoder
 from ringformer.data.stores.options import StoreOptions
@@ -161,7 +162,7 @@ def measure_template_process(megabytes: float, pairs: int) -> list[dict]:
             inside = ChatTemplate(source, {"bos_token": SPECIAL[0]}, list(tokenizer.controls), None, 10**6)
 
             def render_here(conversations, inside=inside, tokenizer=tokenizer):
-                return [segments_of(inside.segments(messages), messages, tokenizer) for messages in conversations]
+                return [checked_sequences(sequences_of(inside, messages), tokenizer) for messages in conversations]
 
             def prepare(template, tokenizer=tokenizer):
                 malformed = Malformed(skip=False)

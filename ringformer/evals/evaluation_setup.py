@@ -123,7 +123,13 @@ def opened_model(args: argparse.Namespace, run: str) -> Iterator[Opened]:
     """Open the model of a run, of a converted model or of a Hugging Face checkpoint, with the options of the command.
     Raises ValueError as `opened` does."""
     with model_folder(run, say) as folder:
-        text = RunText(folder, tokenizer=args.tokenizer, template=getattr(args, "template", None), allow=[args.allow])
+        text = RunText(
+            folder,
+            tokenizer=args.tokenizer,
+            template=getattr(args, "template", None),
+            template_option=getattr(args, "template_option", None),
+            allow=[args.allow],
+        )
         yield Opened(run, text, folder, args, identity(run), _checked_lengths(args, run, text.context))
 
 

@@ -104,7 +104,13 @@ def _generate(args: argparse.Namespace) -> int:
 
     register_models(args.config)
     sampling = from_flags(args, Sampling)
-    text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template, allow=[args.allow])
+    text = RunText(
+        args.run_dir,
+        tokenizer=args.tokenizer,
+        template=args.template,
+        template_option=args.template_option,
+        allow=[args.allow],
+    )
     check_stops(args.stop, text.tokenizer)
     encode = partial(_encode, args, text)
     saved = SavedText.read(Path(args.session), encode) if args.session else None

@@ -76,6 +76,11 @@ def add_template_option(parser: argparse.ArgumentParser) -> None:
         choices=get_args(TemplateName),
         help="the chat template; default: that of the run's conversations, else the tokenizer's own",
     )
+    parser.add_argument(
+        "--template_option",
+        metavar="NAME=VALUE,...",
+        help="variables of a tokenizer's own template, e.g. enable_thinking=false; default: the run's",
+    )
 
 
 def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int) -> "Generator":

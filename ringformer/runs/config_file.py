@@ -32,7 +32,7 @@ from ml_collections import ConfigDict, config_flags
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.data.chats.templates import template_name
 from ringformer.data.stores.integrity import read_meta
-from ringformer.data.stores.options import NOT_RECORDED
+from ringformer.data.stores.options import NOT_RECORDED, REWRITTEN_BEFORE
 from ringformer.files.run_layout import CONFIG, METRICS
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of, family_with
@@ -79,6 +79,8 @@ def _take_from_store(data: ConfigDict, named: Collection[str]) -> None:
     made = read_meta(path)["settings"]
     if "template" in made:
         made["template"] = template_name(made["template"])
+        if made["template"] == "tokenizer":
+            made = {"rewritten": REWRITTEN_BEFORE} | made
     if "format" in made:  # what such a format does not record it does not have
         made = {
             field.name: field.default for field in dataclasses.fields(DataConfig) if field.name in NOT_RECORDED

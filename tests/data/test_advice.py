@@ -32,6 +32,18 @@ def rows(path: Path, *records) -> None:
     datasets.Dataset.from_list(list(records)).to_parquet(path)
 
 
+THOUGHTS = [
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nSo."},
+    {"role": "user", "content": "And?"},
+    {"role": "assistant", "content": "Yes."},
+]
+HEADS = "{%% for m in messages %%}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n%s<|eot_id|>{%% endfor %%}"
+HEAD = "{%% if add_generation_prompt %%}<|start_header_id|>assistant<|end_header_id|>\n\n%s{%% endif %%}"
+FORGETS = HEADS % "{{ m.content if loop.last else m.content.split('</think>')[-1].lstrip() }}" + HEAD % ""
+OPENS = HEADS % "{{ m.content }}" + HEAD % "{% if thinks is not defined or thinks %}<think>\n{% endif %}"
+
+
 class Case(NamedTuple):
     """An error, and the advice in it that is taken."""
 
@@ -54,6 +66,7 @@ class Case(NamedTuple):
 
 
 PREPARE = "prepare --store={folder}/store --held_out=0 "
+OWN_TEMPLATE = "--source=jsonl:{folder}/a.jsonl --format=messages --template=tokenizer --tokenizer={folder}/t"
 SKIPPED = "1 records skipped: "
 SKIPS = r"--skip_malformed"
 TEXT = r"train: 1 documents, "
@@ -215,6 +228,25 @@ CASES = {
         r"asks for the date \(strftime_now\)",
         r"--chat_date=[-\d]+",
         TEXT,
+    ),
+    "answers that are rewritten": Case(
+        "stores/encoding.py",
+        ("--rewritten",),
+        PREPARE + OWN_TEMPLATE + " --rewritten=refuse",
+        {"a.jsonl": lines({"messages": THOUGHTS}), "t": lambda path: llama3(path, FORGETS)},
+        "the chat template writes answer 0 in another way once later turns follow",
+        "--rewritten=last",
+        "answers dropped: later turns rewrite them",
+        instead="--rewritten=refuse",
+    ),
+    "a prompt for answers with thoughts": Case(
+        "chats/trained_answers.py",
+        ("--template_option",),
+        PREPARE + OWN_TEMPLATE,
+        {"a.jsonl": lines({"messages": THOUGHTS[2:4]}), "t": lambda path: llama3(path, OPENS)},
+        "ends the prompt of answer 0 with .* or choose another template or --template_option",
+        "--template_option=thinks=false",
+        "train: 1 documents",
     ),
     "rules of conversations": Case(
         "commands.py",

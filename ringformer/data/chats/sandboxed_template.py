@@ -1,9 +1,5 @@
 """An untrusted chat template in Jinja's sandbox, which restricts it to its inputs.
 
-`{% generation %}` blocks in a template mark its answers. Without them, the conversation is rendered up to a question,
-with a generation prompt; the text that the template then adds for the answer is trained on. It is an error if this text
-is not added at the end, does not hold the answer, or is not ended by a token.
-
 Names of special tokens in the messages are broken up before the template runs and restored afterwards, so that only
 the special tokens that the template itself writes become control tokens.
 
@@ -73,11 +69,20 @@ class ChatTemplate:
       values: variables of the template, such as bos_token.
       controls: names of the tokenizer's control tokens.
       chat_date: see `load_template`.
+      options: variables that the user sets; the template must read each of them.
       output: number of characters that the template may write in addition to those of the messages.
     """
 
-    def __init__(self, source: str, values: dict[str, str], controls: list[str], chat_date: str | None, output: int):
-        from jinja2 import nodes
+    def __init__(
+        self,
+        source: str,
+        values: dict[str, str],
+        controls: list[str],
+        chat_date: str | None,
+        output: int,
+        options: dict | None = None,
+    ):
+        from jinja2 import meta, nodes
 
         sandbox = make_sandbox(chat_date)
         tree = sandbox.parse(source)
@@ -89,38 +94,38 @@ class ChatTemplate:
                 "it asks for the date (strftime_now), so that a conversation would become other tokens tomorrow; fix "
                 "the date with --chat_date=2024-07-26, or data.chat_date in a config"
             )
+        read = meta.find_undeclared_variables(tree)
+        unread = [name for name in options or () if name not in read]
+        if unread:
+            free = ", ".join(sorted(read - {"messages", "tools", "add_generation_prompt", "strftime_now", *values}))
+            raise Refused(f"it does not read template_option {unread[0]}; the names that it reads are {free or 'none'}")
         self._template = sandbox.from_string(tree)
-        self._values = values
+        self._values = values | (options or {})
         self._controls = controls
         names = sorted(controls, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")").split if names else lambda text: [text]
         self._output = output
-
-    def segments(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
-        """Render a conversation as (text, is trained on, is a control token)."""
-        messages = self._read(conversation)
-        text = self._run(messages)
-        pieces = self._by_marks(text, messages) if START in text else self._by_prefixes(text, messages)
-        return self._at_controls(pieces)
+        self.tools: list | None = None
+        """Functions that the conversation at hand may call."""
 
     def prompt(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
-        """Render a conversation up to the answer that comes next; the result is as that of `segments`."""
-        text = self._run(self._read(conversation), add_generation_prompt=True)
-        return self._at_controls([(_without_marks(text), False)])
+        """Render a conversation up to the answer that comes next, as (text, False, is a control token)."""
+        text = self.render(self.read(conversation), add_generation_prompt=True)
+        return self.at_controls([(without_marks(text), False)])
 
     def text(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
-        """Render a conversation whose answers need not be found; the result is as that of `segments`."""
-        return self._at_controls([(_without_marks(self._run(self._read(conversation))), False)])
+        """Render a conversation whose answers need not be found; the result is as that of `prompt`."""
+        return self.at_controls([(without_marks(self.render(self.read(conversation))), False)])
 
-    def _read(self, conversation: list[list]) -> list[dict]:
-        """Return the messages of a conversation as templates read them, and keep its tools for `_run`."""
+    def read(self, conversation: list[list]) -> list[dict]:
+        """Return the messages of a conversation as templates read them, and keep its tools for `render`."""
         turns = [{"role": role, "content": text} | json.loads(extra or "{}") for role, text, extra, *_ in conversation]
         tools = json.loads(turns.pop(0)["content"]) if turns and turns[0]["role"] == "tools" else None
-        self._tools = self._broken(tools)
+        self.tools = self._broken(tools)
         return self._broken(turns)
 
-    def _at_controls(self, pieces: list[tuple[str, bool]]) -> list[tuple[str, bool, bool]]:
-        """Split pieces (text, is trained on) at the names of control tokens."""
+    def at_controls(self, pieces: list[tuple[str, bool]]) -> list[tuple[str, bool, bool]]:
+        """Split pieces (text, is trained on) at the names of control tokens, into (..., is a control token)."""
         parts = []
         for piece, trained in pieces:
             for i, part in enumerate(self._split(piece)):
@@ -129,8 +134,13 @@ class ChatTemplate:
                     parts.append((part if is_control else part.replace(BREAK, ""), trained, is_control))
         return parts
 
-    def _run(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
-        values = {"messages": messages, "tools": self._tools, "add_generation_prompt": add_generation_prompt}
+    def controls_in(self, text: str) -> list[str]:
+        """Return the control tokens in a text."""
+        return self._split(text)[1::2]
+
+    def render(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
+        """Render messages that `read` returned, with START and STOP around the template's `generation` blocks."""
+        values = {"messages": messages, "tools": self.tools, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._template.render(**values, **self._values)
         except MemoryError:
@@ -139,7 +149,7 @@ class ChatTemplate:
             raise Refused(f"refuses this: {describe(error)}") from None
         if not text.isascii():
             text.encode()
-        if len(text) > self._output + sum(map(size_of, (*messages, self._tools))):
+        if len(text) > self._output + sum(map(size_of, (*messages, self.tools))):
             os._exit(TOO_MUCH_OUTPUT)
         return text
 
@@ -154,65 +164,9 @@ class ChatTemplate:
                 value = value.replace(name, name[0] + BREAK + name[1:])
         return value
 
-    def _by_marks(self, marked: str, messages: list[dict]) -> list[tuple[str, bool]]:
-        """Split a conversation into (text, trained) at its marks. An answer begins behind the generation prompt, even
-        if the marks enclose a part of that prompt."""
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if marked.count(START) != len(answers):
-            raise Refused(
-                f"has {marked.count(START)} generation blocks for {len(answers)} answers: it must mark each once"
-            )
-        text = _without_marks(marked)
-        pieces, place = [], 0
-        parts = re.split(f"{START}|{STOP}", marked)
-        for i, between, inside in zip(answers, parts[::2], parts[1::2], strict=False):
-            start = place + len(between)
-            stop = start + len(inside)
-            prompt = self._prompt_of(messages[:i])
-            if text.startswith(prompt) and start < len(prompt) <= stop:
-                start = len(prompt)
-            pieces += [(text[place:start], False), (text[start:stop], True)]
-            place = stop
-        return [*pieces, (text[place:], False)]
 
-    def _prompt_of(self, messages: list[dict]) -> str:
-        """Render the prompt of an answer; empty if the template has none, as for an answer without a question."""
-        try:
-            return _without_marks(self._run(messages, add_generation_prompt=True))
-        except Refused:
-            return ""
-
-    def _by_prefixes(self, text: str, messages: list[dict]) -> list[tuple[str, bool]]:
-        """Split a conversation into (text, trained); an answer is the text that the template adds after a question."""
-        pieces, place = [], 0
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            answer = message["content"]
-            before, after = self._run(messages[:i], add_generation_prompt=True), self._run(messages[: i + 1])
-            start, added = len(before), after[len(before) :]
-            place_of_answer = start
-            if not added.startswith(answer):  # templates may put spaces before an answer, and strip it
-                answer = answer.strip()
-                place_of_answer = len(after) - len(added.lstrip())
-                if after.startswith(answer, place_of_answer):
-                    start = place_of_answer
-                else:  # or words of their own, such as an empty thought, which the model has to write
-                    place_of_answer = after.rfind(answer)
-            rest = after[place_of_answer + len(answer) :].lstrip()
-            added_at_end = after.startswith(before) and place_of_answer >= len(before)
-            ends = "tool_calls" in message or not rest or rest.startswith(tuple(self._controls))
-            if not (added_at_end and ends and text.startswith(after)):
-                raise Refused(
-                    f"rewrites earlier text or answer {i}, so that answers cannot be found in it: mark them in it with "
-                    "{% generation %} and {% endgeneration %}, or choose another template"
-                )
-            pieces += [(text[place:start], False), (text[start : len(after)], True)]
-            place = len(after)
-        return [*pieces, (text[place:], False)]
-
-
-def _without_marks(text: str) -> str:
+def without_marks(text: str) -> str:
+    """Return a rendered text without START and STOP."""
     return re.sub(f"{START}|{STOP}", "", text)
 
 

@@ -6,9 +6,10 @@ kills this process if the template exceeds them. Each line of stdin and stdout i
     in   {"path": sys.path, "template": arguments of `ChatTemplate`,
           "seconds": CPU time to compile, and for a conversation, "memory": bytes in addition to those at the start}
     out  "" once the template is compiled, or the error
-    in   {"work": "segments", "prompt" or "text", "conversations": [[[role, content, extra, ...], ...], ...]}
+    in   {"work": "sequences", "prompt" or "text", "conversations": [[[role, content, extra, ...], ...], ...]}
           (`conversations.Message`)
-    out  a line per conversation: [[text, is trained on, is a control token], ...], or {"error": ...}
+    out  a line per conversation: the sequences that train on its answers (`trained_answers.py`); its prompt or text as
+          [[text, False, is a control token], ...]; or {"error": ...}
 
 A prompt is the conversation with the template's own generation prompt, and a text is the conversation without it, both
 exactly as transformers renders them.
@@ -21,6 +22,7 @@ import resource
 import select
 import signal
 import sys
+import types
 
 TOO_MUCH_MEMORY = 3
 """Exit code of a process that exceeded its limit. If it takes too much time, SIGPROF ends it."""
@@ -85,6 +87,17 @@ def attempt(seconds: float, describe, work, *args):
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+def without_packages() -> None:
+    """Let modules of this folder be imported by their full names without their packages, which would import JAX."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    names = ["ringformer", "ringformer.data", "ringformer.data.chats"]
+    for name in reversed(names):
+        package = types.ModuleType(name)
+        package.__path__ = [folder]
+        sys.modules[name] = package
+        folder = os.path.dirname(folder)
+
+
 def main() -> None:
     parent = os.getppid()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -95,8 +108,9 @@ def main() -> None:
     import jinja2.ext
     import jinja2.sandbox  # noqa: F401  (before memory is limited)
 
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # the package would import JAX
-    sandboxed = importlib.import_module("sandboxed_template")
+    without_packages()
+    sandboxed = importlib.import_module("ringformer.data.chats.sandboxed_template")
+    answers = importlib.import_module("ringformer.data.chats.trained_answers")
     memory = address_space() + setup["memory"]
     limit_memory(memory)
     template = attempt(setup["seconds"], sandboxed.describe, lambda: sandboxed.ChatTemplate(**setup["template"]))
@@ -106,7 +120,12 @@ def main() -> None:
     write("")
     while True:
         request = read(parent, memory)
-        work = {"segments": template.segments, "prompt": template.prompt, "text": template.text}[request["work"]]
+        works = {
+            "sequences": lambda messages: answers.sequences_of(template, messages),
+            "prompt": template.prompt,
+            "text": template.text,
+        }
+        work = works[request["work"]]
         for messages in request["conversations"]:
             write(attempt(setup["seconds"], sandboxed.describe, work, messages))
 

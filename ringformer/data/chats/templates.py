@@ -10,9 +10,10 @@ between the answer and that token. Conversations are alternating questions and a
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ringformer.data.chats.conversations import Message
 from ringformer.data.optional_packages import needed_for
@@ -21,8 +22,13 @@ from ringformer.data.tokenizers.base import Segment, Tokenizer
 if TYPE_CHECKING:  # it needs jinja2
     from ringformer.data.chats.tokenizer_template import JinjaTemplate
 
-RenderAll = Callable[[Sequence[Sequence[Message]]], list[list[Segment] | ValueError]]
 TemplateName = Literal["vicuna", "llama2", "llama3", "tokenizer"]
+Rewritten = Literal["split", "last", "refuse"]
+"""What becomes of an answer that a chat template writes in another way once later turns follow: a sequence of its own,
+nothing, or an error."""
+
+TAKEN = ("messages", "tools", "add_generation_prompt")
+"""Variables of a chat template that a conversation sets."""
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -30,57 +36,99 @@ VICUNA_SYSTEM = (
 )
 
 
+class Rendered(NamedTuple):
+    """A sequence that trains on answers of a conversation."""
+
+    segments: list[Segment]
+    answers: tuple[int, ...]
+    """Which answers of the conversation are marked in the segments, in order; counted from 0."""
+
+
+RenderAll = Callable[[Sequence[Sequence[Message]]], list[list[Rendered] | ValueError]]
+
+
 @dataclass(frozen=True)
 class Template:
     """A chat template.
 
     Args:
-      render_all: returns, for each of several conversations, its segments or an error.
+      render_all: returns, for each of several conversations, the sequences that train on its answers, or an error. A
+        tokenizer's own template may write an answer in another way once later turns follow; that answer then has a
+        sequence of its own, up to its end. The last sequence has the last answer.
       own: a tokenizer's own template, which also renders prompts; None: a prompt is what stands before an answer.
     """
 
     render_all: RenderAll
     own: "JinjaTemplate | None" = None
 
+    def sequences(self, messages: Sequence[Message]) -> list[Rendered]:
+        """Render a conversation. Raises ValueError if the template refuses it."""
+        (sequences,) = self.render_all([messages])
+        if isinstance(sequences, ValueError):
+            raise sequences
+        return sequences
+
     def __call__(self, messages: Sequence[Message]) -> list[Segment]:
-        """Render a conversation as segments. Raises ValueError if the template refuses it."""
-        (segments,) = self.render_all([messages])
-        if isinstance(segments, ValueError):
-            raise segments
-        return segments
+        """Return the segments of the sequence with the last answer. Raises ValueError if the template refuses it."""
+        return self.sequences(messages)[-1].segments
 
 
-def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | None = None) -> Template:
+def parse_template_option(text: str) -> dict[str, Any]:
+    """Return the variables of a chat template that an option such as "enable_thinking=false,effort=high" sets. A value
+    is read as JSON if it is JSON, and as text otherwise.
+
+    Raises ValueError for a part without a name and a value, and for a name that is set twice or is not free.
+    """
+    values: dict[str, Any] = {}
+    for part in text.split(",") if text else ():
+        name, equals, value = part.strip().partition("=")
+        if not (equals and name.isidentifier()):
+            raise ValueError(f"template_option={text!r}: {part!r} is not like enable_thinking=false")
+        if name in values or name in TAKEN or name.endswith("_token"):
+            raise ValueError(f"template_option={text!r}: {name} is set twice, or by the conversation itself")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
+def load_template(
+    name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | None = None, template_option: str = ""
+) -> Template:
     """Load the template `name` for a tokenizer.
 
     Args:
       chat_date: today's date for a tokenizer's own template, e.g. 2026-11-22; None: today. "": a template that asks for
         the date is refused. Unless `chat_date` is None, a template that generates random text is refused too.
+      template_option: variables of a tokenizer's own template (`parse_template_option`).
 
     Raises:
-      ValueError: if the template is unknown, or needs tokens that the tokenizer lacks.
+      ValueError: if the template is unknown, needs tokens that the tokenizer lacks, or does not read an option.
     """
+    values = parse_template_option(template_option)
     if name == "tokenizer":
         with needed_for("the template tokenizer"):
             import jinja2  # noqa: F401  (it runs in another process)
 
         from ringformer.data.chats.tokenizer_template import JinjaTemplate
 
-        jinja = JinjaTemplate(tokenizer, chat_date)
+        jinja = JinjaTemplate(tokenizer, chat_date, values)
         return Template(jinja, jinja)
     if name not in TEMPLATES:
         raise ValueError(f"unknown chat template {name!r}; known: {', '.join(get_args(TemplateName))}")
+    if values:
+        raise ValueError(f"template_option={template_option!r} is for the template tokenizer; {name} has no options")
     render = TEMPLATES[name]
     render(tokenizer, ())  # raises ValueError for a missing token
 
-    def render_all(conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
-        calls = ValueError(f"it calls tools, which the template {name} has no words for: use the template tokenizer")
-        return [
-            calls if any(m.extra or m.role in ("tool", "tools") for m in messages) else render(tokenizer, messages)
-            for messages in conversations
-        ]
+    def rendered(messages: Sequence[Message]) -> list[Rendered] | ValueError:
+        if any(message.extra or message.role in ("tool", "tools") for message in messages):
+            return ValueError(f"it calls tools, which the template {name} has no words for: use the template tokenizer")
+        answers = sum(message.role == "assistant" for message in messages)
+        return [Rendered(render(tokenizer, messages), tuple(range(answers)))]
 
-    return Template(render_all)
+    return Template(lambda conversations: [rendered(messages) for messages in conversations])
 
 
 def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:

@@ -1,5 +1,4 @@
-"""Chat template of a tokenizer: it renders conversations, and finds the answers in them and the tokens that end the
-answers.
+"""Chat template of a tokenizer: it renders conversations, with the answers to train on, and prompts.
 
 A template is an untrusted program. `template_worker.py` compiles and runs it in a separate process, which is ended if
 the template exceeds its limits of time, memory or output. The results are checked and treated as text.
@@ -14,15 +13,16 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
 
 from ringformer.data.chats import template_worker
-from ringformer.data.chats.answer_ends import with_end_tokens
 from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.sandboxed_template import TOO_MUCH_OUTPUT
 from ringformer.data.chats.template_worker import TOO_MUCH_MEMORY
+from ringformer.data.chats.templates import Rendered
 from ringformer.data.tokenizers.base import Segment, Tokenizer, token_name
 
 SAFE_VERSION = (3, 1, 6)
@@ -44,12 +44,14 @@ START_SECONDS = 60.0
 """Seconds of wall time in which the process must start and import jinja2."""
 
 
-Work = Literal["segments", "prompt", "text"]
-"""Renderings: a conversation whose answers are trained on, the prompt of the next answer, or any conversation."""
+Result = TypeVar("Result")
+Work = Literal["sequences", "prompt", "text"]
+"""Renderings: sequences that train on a conversation's answers, the prompt of the next answer, or any conversation."""
 
 
 class JinjaTemplate:
     """The chat template of `tokenizer`, for batches of conversations; for `chat_date` see `load_template`.
+    `options` are variables of the template.
 
     It may be called from several threads and, after a fork, from several processes.
 
@@ -57,7 +59,7 @@ class JinjaTemplate:
       ValueError: if the tokenizer has no template, the template cannot be compiled, or jinja2's sandbox is not safe.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat_date: str | None):
+    def __init__(self, tokenizer: Tokenizer, chat_date: str | None, options: Mapping[str, Any]):
         _check_version()
         self._tokenizer = tokenizer
         names = {key: token_name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
@@ -67,6 +69,7 @@ class JinjaTemplate:
         template = {
             "source": _source(tokenizer),
             "values": {key: name for key, name in names.items() if name is not None},
+            "options": options,
             "controls": list(tokenizer.controls),
             "chat_date": chat_date,
             "output": OUTPUT,
@@ -75,11 +78,11 @@ class JinjaTemplate:
         self._lock = threading.Lock()
         self._worker: Worker | None = self._start()
 
-    def __call__(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
-        """Return the segments of each conversation, or an error."""
-        results: list[list[Segment] | ValueError] = []
+    def __call__(self, conversations: Sequence[Sequence[Message]]) -> list[list[Rendered] | ValueError]:
+        """Return the sequences that train on the answers of each conversation, or an error."""
+        results: list[list[Rendered] | ValueError] = []
         while len(results) < len(conversations):  # only one pass if the template stays within its limits
-            results += self._render("segments", conversations[len(results) :])
+            results += self._render("sequences", conversations[len(results) :], checked_sequences)
         return results
 
     def prompt(self, messages: Sequence[Message]) -> list[Segment]:
@@ -92,15 +95,17 @@ class JinjaTemplate:
         return self._one("text", messages)
 
     def _one(self, work: Work, messages: Sequence[Message]) -> list[Segment]:
-        (segments,) = self._render(work, [messages])
+        (segments,) = self._render(work, [messages], checked_segments)
         if isinstance(segments, ValueError):
             raise segments
         return segments
 
-    def _render(self, work: Work, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
+    def _render(
+        self, work: Work, conversations: Sequence[Sequence[Message]], checked: Callable[[Any, Tokenizer], Result]
+    ) -> list[Result | ValueError]:
         """Return the results of the first conversations, at least one; the last result may be an error that says that
-        the process has ended."""
-        results: list[list[Segment] | ValueError] = []
+        the process has ended. `checked` makes a result of an answer of the process."""
+        results: list[Result | ValueError] = []
         sizes = [sum(len(m.content) + len(m.extra) for m in messages) for messages in conversations]
         with self._lock:
             worker = self._worker
@@ -112,9 +117,12 @@ class JinjaTemplate:
                 with worker.within(seconds, "for a conversation"):
                     worker.send({"work": work, "conversations": conversations})
                     for messages, size in zip(conversations, sizes, strict=True):
-                        answer = worker.receive(64 * (OUTPUT + size))
-                        answers = messages if work == "segments" else None
-                        results.append(segments_of(answer, answers, self._tokenizer))
+                        longest = 64 * (OUTPUT + size)
+                        answer = worker.receive(longest * max(1, len(messages)))  # each answer may be a sequence
+                        if type(answer) is dict:
+                            results.append(ValueError(f"{_named(self._tokenizer)} {answer.get('error')}"))
+                        else:
+                            results.append(checked(answer, self._tokenizer))
             except ValueError as error:
                 return [*results, error]
             self._worker = worker
@@ -136,14 +144,8 @@ def _named(tokenizer: Tokenizer) -> str:
     return f"the chat template of tokenizer {tokenizer.name}"
 
 
-def segments_of(answer: Any, messages: Sequence[Message] | None, tokenizer: Tokenizer) -> list[Segment] | ValueError:
-    """Check the worker's answer for a conversation, and return the conversation's segments or an error. `messages` is
-    None if no answer is trained on.
-
-    Raises EOFError for an answer that is neither a result of `ChatTemplate.segments` nor an error of it.
-    """
-    if type(answer) is dict:
-        return ValueError(f"{_named(tokenizer)} {answer.get('error')}")
+def checked_segments(answer: Any, tokenizer: Tokenizer) -> list[Segment]:
+    """Return the segments that the worker has sent. Raises EOFError for another value: a template may send anything."""
     segments = []
     try:
         for text, trained, control in answer:
@@ -152,12 +154,27 @@ def segments_of(answer: Any, messages: Sequence[Message] | None, tokenizer: Toke
             segments.append(Segment(text, trained, tokenizer.controls[text] if control else None))
     except (TypeError, ValueError, KeyError) as error:
         raise EOFError from error
-    if messages is None:
-        return segments
+    return segments
+
+
+def checked_sequences(answer: Any, tokenizer: Tokenizer) -> list[Rendered]:
+    """Return the sequences that the worker has sent. Raises EOFError for another value, as `checked_segments` does."""
+    sequences = []
     try:
-        return with_end_tokens(segments, messages)
-    except ValueError as error:
-        return ValueError(f"{_named(tokenizer)} {error}; choose another template")
+        for sequence in answer:
+            segments = checked_segments(sequence["parts"], tokenizer)
+            numbers = sequence["answers"]
+            if any(type(number) is not int for number in numbers) or sorted(set(numbers)) != numbers:
+                raise TypeError
+            begins = sum(after and not before for before, after in pairwise([False, *(s.trained for s in segments)]))
+            if begins != len(numbers):
+                raise ValueError
+            sequences.append(Rendered(segments, tuple(numbers)))
+    except (TypeError, ValueError, KeyError) as error:
+        raise EOFError from error
+    if not sequences:
+        raise EOFError
+    return sequences
 
 
 class Worker:

@@ -6,15 +6,17 @@ from typing import ClassVar, Literal, get_args
 
 from ringformer.data.chats.cleaning import USUAL_RULES, parse_rules
 from ringformer.data.chats.conversations import ChatFormat
-from ringformer.data.chats.templates import TemplateName
+from ringformer.data.chats.templates import Rewritten, TemplateName, parse_template_option
 from ringformer.data.sources.text_encoding import parse_encodings
 
 Format = Literal["documents", "tokens", ChatFormat]
 
 OF_DOCUMENTS = ("separator", "compressibility_tails", "retrieval_tasks")
 """Options that only documents have."""
-NOT_RECORDED = (*OF_DOCUMENTS, "clean", "encoding", "skip_malformed")
+NOT_RECORDED = (*OF_DOCUMENTS, "clean", "encoding", "skip_malformed", "template_option")
 """Options that a store of another format, or of an earlier version, does not record: it has their defaults."""
+REWRITTEN_BEFORE: Rewritten = "refuse"
+"""`rewritten` of stores of earlier versions with a tokenizer's own template, which do not record it."""
 ENCODED = ("text", "jsonl", "json")
 """Kinds of source whose files have an encoding."""
 RULES_OF_DOCUMENTS = frozenset({"html"})
@@ -65,6 +67,12 @@ class StoreOptions:
     chat_date: str = ""
     """Today's date, as 2026-11-22, for a tokenizer's own template (strftime_now). Without it a template that asks for
     the date is refused, because it would make other tokens tomorrow."""
+    template_option: str = ""
+    """Variables of a tokenizer's own template, e.g. enable_thinking=false, separated by commas."""
+    rewritten: Rewritten = "split"
+    """What becomes of an answer that a tokenizer's own template writes in another way once later turns follow, for
+    example without its thoughts: split: a sequence of its own, which ends with it; last: only the answers that stay as
+    they were are trained on; refuse: an error."""
     chat_length: int = 0
     """Most tokens of a conversation; longer ones are split between turns; 0: no limit."""
     clean: str = "usual"
@@ -77,7 +85,11 @@ class StoreOptions:
         key = self.key_prefix
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"{key}held_out={self.held_out} must be in [0, 1)")
-        for field, values in (("format", get_args(Format)), ("template", get_args(TemplateName))):
+        for field, values in (
+            ("format", get_args(Format)),
+            ("template", get_args(TemplateName)),
+            ("rewritten", get_args(Rewritten)),
+        ):
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
         for field in () if self.format == "documents" else OF_DOCUMENTS:
@@ -85,6 +97,9 @@ class StoreOptions:
                 raise ValueError(f"{key}{field}={getattr(self, field)!r} needs {key}format='documents'")
         if self.format == "tokens" and self.weight_field:
             raise ValueError(f"{key}weight_field={self.weight_field!r}: rows of tokens have no weights")
+        parse_template_option(self.template_option)
+        if self.template_option and self.template != "tokenizer":
+            raise ValueError(f"{key}template_option={self.template_option!r} needs {key}template='tokenizer'")
         if not 0.0 <= self.compressibility_tails < 0.5:
             raise ValueError(f"{key}compressibility_tails={self.compressibility_tails} must be in [0, 0.5)")
         if self.retrieval_tasks < 0:

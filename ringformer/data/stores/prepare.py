@@ -30,7 +30,7 @@ from ringformer.data.sources.text_encoding import parse_encodings
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded, in_groups
 from ringformer.data.stores.folder import check_folder, new_folder
 from ringformer.data.stores.format_hints import ways_to_read
-from ringformer.data.stores.options import OF_DOCUMENTS, StoreOptions, rules_of
+from ringformer.data.stores.options import OF_DOCUMENTS, REWRITTEN_BEFORE, StoreOptions, rules_of
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
 from ringformer.data.stores.token_rows import TokenEncoder
@@ -47,9 +47,9 @@ writing."""
 FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
 """Settings that are part of a store's fingerprint. The other settings only locate the documents, or change their text,
 which is part of it."""
-FINGERPRINTED_IF_SET = ("chat_date", "weight_field", *OF_DOCUMENTS)
+FINGERPRINTED_IF_SET = ("chat_date", "weight_field", "template_option", "rewritten", *OF_DOCUMENTS)
 """Settings that are part of it unless they are empty or 0."""
-LATER = {"encoding": "", "clean": "", "skip_malformed": False}
+LATER = {"encoding": "", "clean": "", "skip_malformed": False, "rewritten": REWRITTEN_BEFORE, "template_option": ""}
 """Settings that stores of earlier versions do not record, with the values that those stores were built with."""
 
 Encoder = DocumentEncoder | ChatEncoder | TokenEncoder
@@ -87,7 +87,8 @@ def open_or_build(
     check_folder(directory)
     built, always = train.meta["settings"], {"tokenizer": tokenizer.name, "held_out": options.held_out}
     asked = asked | always if "source" in built else always
-    built = LATER | {key: "" if type(asked.get(key)) is str else 0 for key in FINGERPRINTED_IF_SET} | built
+    unset = {key: "" if type(asked.get(key)) is str else 0 for key in FINGERPRINTED_IF_SET}
+    built = unset | LATER | built
     differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
     if differ:
         raise ValueError(
@@ -182,11 +183,10 @@ def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
     common |= {"clean": ",".join(sorted(rules_of(options.clean, options.format)))}
     if options.format == "documents":
         return common | {key: getattr(options, key) for key in ("field", "skip_empty", *OF_DOCUMENTS)}
-    return common | {
-        "template": template_id(options.template, tokenizer),
-        "chat_date": options.chat_date if options.template == "tokenizer" else "",
-        "chat_length": options.chat_length,
-    }
+    chats = {"template": template_id(options.template, tokenizer), "chat_date": "", "chat_length": options.chat_length}
+    if options.template == "tokenizer":
+        chats |= {key: getattr(options, key) for key in ("chat_date", "template_option", "rewritten")}
+    return common | chats
 
 
 def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
@@ -222,9 +222,13 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
         weight_field=options.weight_field,
         encodings=parse_encodings(options.encoding),
     )
-    template = load_template(options.template, tokenizer, chat_date=options.chat_date)
+    template = load_template(
+        options.template, tokenizer, chat_date=options.chat_date, template_option=options.template_option
+    )
     cleaning = Cleaning(chats, ",".join(rules_of(options.clean, options.format)))
-    return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed, options.max_document_bytes)
+    return ChatEncoder(
+        cleaning, tokenizer, template, options.chat_length, malformed, options.max_document_bytes, options.rewritten
+    )
 
 
 def _malformed(options: StoreOptions) -> Malformed:

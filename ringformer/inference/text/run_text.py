@@ -54,6 +54,8 @@ class RunText:
       tokenizer: a name that `load_tokenizer` accepts; None: the run's tokenizer.
       template: a chat template; None: the one that rendered the run's conversations or, if there is none, the
         tokenizer's own.
+      template_option: variables of a tokenizer's own template (`parse_template_option`); None: those that rendered the
+        run's conversations, unless `template` is another.
       allow: "data.tokenizer" if `tokenizer` may be another than the model was trained with.
 
     Raises:
@@ -67,6 +69,7 @@ class RunText:
         *,
         tokenizer: str | None = None,
         template: TemplateName | None = None,
+        template_option: str | None = None,
         allow: Collection[str] = (),
     ):
         self._run = Path(run)
@@ -87,6 +90,9 @@ class RunText:
         if self._data.get("format") in get_args(ChatFormat):
             recorded = self._data["template"]
         self.template_name = template or recorded
+        has_recorded = self.template_name == "tokenizer" == self._data.get("template")
+        recorded_option = self._data.get("template_option", "") if has_recorded else ""
+        self.template_option: str = recorded_option if template_option is None else template_option
         table = hugging_face_of(type(model))
         self.context: int | None = saved.get("seq_len") or context_of(self._read(HF_CONFIG), table)
         """Context, in tokens, with which the model was trained, or which its Hugging Face config.json names; None if
@@ -220,6 +226,8 @@ class RunText:
         settings = {"chat": chat, "end_tokens": sorted(self.chat_end_tokens if chat else self.end_tokens)}
         if chat and self.template_name is not None:
             settings["template"] = template_id(self.template_name, self.tokenizer)
+            if self.template_option:
+                settings["template_option"] = self.template_option
         return settings
 
     @cached_property
@@ -229,7 +237,7 @@ class RunText:
                 f"{self._run} was not trained on conversations, and its tokenizer has no chat template: "
                 f"choose one with --template={'|'.join(get_args(TemplateName))}"
             )
-        return load_template(self.template_name, self.tokenizer)
+        return load_template(self.template_name, self.tokenizer, template_option=self.template_option)
 
 
 def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segment], int]:

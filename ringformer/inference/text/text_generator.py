@@ -43,15 +43,18 @@ class TextGenerator:
         *,
         tokenizer: str | None = None,
         template: TemplateName | None = None,
+        template_option: str | None = None,
         allow: Collection[str] = (),
         **options: Any,
     ) -> "TextGenerator":
         """Load the model of a run's latest checkpoint, or a converted model, with its tokenizer.
 
-        Args: `run`, `tokenizer`, `template` and `allow` as for `RunText`; `options` as for `Generator.load`;
-          `max_length` is required.
+        Args: `run`, `tokenizer`, `template`, `template_option` and `allow` as for `RunText`; `options` as for
+          `Generator.load`; `max_length` is required.
         """
-        text = RunText(run, tokenizer=tokenizer, template=template, allow=allow)  # first, because its checks are fast
+        text = RunText(  # first, because its checks are fast
+            run, tokenizer=tokenizer, template=template, template_option=template_option, allow=allow
+        )
         return cls(Generator.load(run, **options), text)
 
     @property

@@ -137,12 +137,10 @@ def test_an_end_token_outside_the_marks_is_trained_all_the_same(tokenizers, tmp_
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ends the last answer with no control token"),
-        ("{% for m in messages %}{{ m.content | upper }}<|eot_id|>{% endfor %}", "rewrites"),
-        ("{% for m in messages[-2:] %}{{ m.content }}<|eot_id|>{% endfor %}", "rewrites"),
-        ("{{ messages | length }}{% for m in messages %}{{ m.content }}<|eot_id|>{% endfor %}", "rewrites"),
-        ("{% for m in messages %}{{ m.content }}tail<|eot_id|>{% endfor %}", "rewrites"),
-        ("{% generation %}{{ messages[1].content }}<|eot_id|>{% endgeneration %}", "1 generation blocks for 2"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ends answer 0 with no control token"),
+        ("{% for m in messages %}{{ m.content | upper }}<|eot_id|>{% endfor %}", r"leaves out 'q' of turn 0 \(user\)"),
+        ("{% for m in messages[-2:] %}{{ m.content }}<|eot_id|>{% endfor %}", r"leaves out 'q' of turn 0 \(user\)"),
+        ("{% generation %}{{ messages[1].content }}<|eot_id|>{% endgeneration %}", "none around answer 1"),
         ("{{ raise_exception('never') }}", "refuses this: never"),
         ("{{ messages.append(1) }}", "refuses this"),
     ],

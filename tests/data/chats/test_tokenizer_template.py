@@ -237,7 +237,7 @@ def test_one_conversation_over_the_limit_leaves_the_others(folder, monkeypatch):
         if text == "slow":
             assert "takes more than 0.5 s for a conversation" in str(result)
         else:
-            assert [segment.text for segment in result] == [text, "<|eot_id|>"]
+            assert [segment.text for segment in result[-1].segments] == [text, "<|eot_id|>"]
 
 
 PARENT = """

@@ -11,6 +11,7 @@ from ringformer.data.chats.cleaning import Cleaning
 from ringformer.data.chats.conversations import Conversation, Message, read_chats
 from ringformer.data.chats.sandboxed_template import ChatTemplate
 from ringformer.data.chats.templates import load_template
+from ringformer.data.chats.trained_answers import sequences_of
 from ringformer.data.sources.malformed import Malformed
 from ringformer.data.stores.options import StoreOptions
 from tests.data.chat_samples import llama3
@@ -184,5 +185,6 @@ def test_the_sandbox_makes_no_token_of_a_name_in_arguments():
     template = ChatTemplate(JINJA, {"bos_token": names[-1]}, names, None, 10**6)
     extra = json.dumps({"tool_calls": call("zigzag")})
     conversation = [["user", "how many hops?", ""], ["assistant", "", extra]]
-    controls = [text for text, _, is_control in template.segments(conversation) if is_control]
+    (sequence,) = sequences_of(template, conversation)
+    controls = [text for text, _, is_control in sequence["parts"] if is_control]
     assert controls.count("<|eot_id|>") == 2, "one for each turn"
