@@ -28,6 +28,10 @@ CONVERSATIONS = {
     "unicode": turns("日本語 🙂 é?", "naïve café 🙂", "and?", "日本語"),
     "five turns": turns("a", "b1", "c", "d1", "e", "f1", "g", "h1", "i", "j1"),
     "thoughts": turns("Why?", THOUGHT, "And then?", THOUGHT.replace("Keys", "Values")),
+    "thoughts beside answers": [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "Keys move.", "reasoning_content": "They move keys."},
+    ],
     "an empty answer": turns("Say nothing.", "", "Thanks.", "Please."),
     "a tool": [*turns("How many words?"), CALLED, RESULT, {"role": "assistant", "content": "There are two words."}],
 }

@@ -10,8 +10,9 @@ prompt     {"prompt": ..., "completion": ..., "system": ...}; the completion may
            lists of messages
 
 A content is a text, or a list of parts such as {"type": "text", "text": ...}; other parts cannot be read. An
-assistant's message may have `tool_calls`, and then no content; messages of the role `tool` answer them. As in OpenAI's
-files for finetuning, an assistant's message of `weight` 0 is not trained on.
+assistant's message may have `tool_calls`, and then no content; messages of the role `tool` answer them. It may have
+thoughts beside its content, as `reasoning_content`, `reasoning` or `thinking`. As in OpenAI's files for finetuning, an
+assistant's message of `weight` 0 is not trained on.
 """
 
 import json
@@ -70,7 +71,9 @@ FORMATS: dict[ChatFormat, Turns | Instructions] = {
 }
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of content parts that are text, in OpenAI's two interfaces."""
-EXTRA = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of an answer's thoughts, for templates that read them."""
+EXTRA = {"assistant": ("tool_calls", *THOUGHTS), "tool": ("tool_call_id", "name")}
 """Keys of a message besides its text that chat templates read, by its role."""
 
 
@@ -238,6 +241,9 @@ def _joined(content: Any, name: str) -> Any:
 def _extra(turn: Mapping[str, Any], keys: Sequence[str], name: str) -> dict[str, Any]:
     """Return those of the keys of a turn that have a value, with the arguments of calls as objects."""
     extra = {key: _without_nulls(turn[key]) for key in keys if turn.get(key)}
+    for key in THOUGHTS:
+        if type(extra.get(key, "")) is not str:
+            raise MalformedRecord(f"the {key!r} of {name} is {type(extra[key]).__name__}, not text", NO_TEXT)
     calls = extra.get("tool_calls", [])
     if not isinstance(calls, list):
         raise MalformedRecord(f"the 'tool_calls' of {name} are {type(calls).__name__}, not a list", WRONG_TOOLS)

@@ -124,7 +124,10 @@ def load_template(
 
     def rendered(messages: Sequence[Message]) -> list[Rendered] | ValueError:
         if any(message.extra or message.role in ("tool", "tools") for message in messages):
-            return ValueError(f"it calls tools, which the template {name} has no words for: use the template tokenizer")
+            return ValueError(
+                f"it calls tools or has thoughts beside an answer, which the template {name} has no words for: use the "
+                "template tokenizer"
+            )
         answers = sum(message.role == "assistant" for message in messages)
         return [Rendered(render(tokenizer, messages), tuple(range(answers)))]
 

@@ -1,6 +1,7 @@
 """Calls of tools: read from OpenAI's files, rendered as transformers renders them, trained on as answers are."""
 
 import json
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -128,7 +129,7 @@ def test_templates_without_tools_refuse_them(tmp_path, folder):
     source = written(tmp_path / "a.jsonl", RECORD)
     options = StoreOptions(source, held_out=0, format="messages", template="llama3")
     with pytest.raises(
-        ValueError, match=r"a\.jsonl:1: it calls tools, .* template llama3 .* use the template tokenizer"
+        ValueError, match=r"a\.jsonl:1: it calls tools or .* template llama3 .* use the template tokenizer"
     ):
         open_or_build(tmp_path / "s", options, load_tokenizer(str(folder)))
 
@@ -142,6 +143,7 @@ def test_templates_without_tools_refuse_them(tmp_path, folder):
         ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "the arguments of f in turn 2 are not JSON"),
         ({"tool_calls": 5}, "the 'tool_calls' of turn 2 are int, not a list"),
         ({"tool_calls": None, "function_call": {"name": "f"}}, "turn 2 has a function_call, OpenAI's old form"),
+        ({"reasoning_content": ["hm"]}, "the 'reasoning_content' of turn 2 is list, not text"),
         ({"weight": 0.5}, "the 'weight' of turn 2 is 0.5; it must be 0 or 1"),
     ],
 )
@@ -163,6 +165,26 @@ def test_turns_with_tools():
 
     assert kept("ucta") == "ucta" and kept("ucttaua") == "ucttaua" and kept("uctct") == "uctc"
     assert kept("uta") == "" and kept("uatua") == "ua" and kept("ucua") == "ucua" and kept("uctua") == "uc"
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_beside_an_answer_are_trained_on_or_refused(tmp_path, key):
+    """None is lost: a template that does not read this key refuses the record."""
+    template = UNMARKED.replace(
+        "{{ message.content }}\n{%- for", f"<think>{{{{ message.{key} }}}}</think>{{{{ message.content }}}}\n{{%- for"
+    )
+    assert template != UNMARKED
+    answer = {"role": "assistant", "content": "Seven.", key: "eight less one"}
+    source = written(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "Hops?"}, answer]})
+    options = StoreOptions(source, held_out=0, format="messages", template="tokenizer")
+    tokenizer = load_tokenizer(str(llama3(tmp_path / "reads", template)))
+    store, _ = open_or_build(tmp_path / "s", options, tokenizer)
+    assert tokenizer.decode(store.tokens[:][store.mask[:].astype(bool)]) == "<think>eight less one</think>Seven."
+    other = load_tokenizer(str(llama3(tmp_path / "other", UNMARKED)))
+    with pytest.raises(ValueError, match=r"leaves out 'eight less one' of turn 1 \(assistant\)"):
+        open_or_build(tmp_path / "t", options, other)
+    with pytest.raises(ValueError, match="has thoughts beside an answer, which the template llama3 has no words for"):
+        open_or_build(tmp_path / "u", replace(options, template="llama3"), other)
 
 
 def test_tables_add_no_arguments(tmp_path):
