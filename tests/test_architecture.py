@@ -136,7 +136,11 @@ def test_names_of_a_run_s_files_are_spelt_once():
     names = {"config.json", "checkpoints", "metrics.jsonl", "identity.json"}
     converters = "export_hf", "hf_config", "import_hf", "verify_logits"
     hugging_face = {f"ringformer.convert.{name}" for name in converters}
-    hugging_face.add("ringformer.evals.model_folder")
+    hugging_face |= {
+        "ringformer.data.tokenizers.special_tokens",
+        "ringformer.evals.model_folder",
+        "ringformer.files.hub",
+    }
     spelt = {name: constants(path) & names for name, path in modules().items()}
     places = {name for name, words in spelt.items() if words - ({"config.json"} if name in hugging_face else set())}
     assert places == {"ringformer.files.run_layout"}

@@ -13,6 +13,7 @@ from ringformer.convert.model_card import model_card
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import CODES, cast, supported_dtype, write_tensors
 from ringformer.data.tokenizers.load import load_tokenizer
+from ringformer.data.tokenizers.special_tokens import MODEL_IDS
 from ringformer.files.run_layout import CARD, CARRIED, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
@@ -94,9 +95,9 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
 
 def _token_ids(run_dir: Path, run: dict[str, Any], hf: dict[str, Any]) -> dict[str, Any]:
     """Return the special ids of the imported model, or else the end-of-document id of the tokenizer."""
-    ids: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    ids: dict[str, Any] = {key: hf.get(key) for key in MODEL_IDS}
     if hf:
-        return {key: hf.get(key) for key in ids}
+        return ids
     copied = run_dir / "tokenizer.model"
     tokenizer = load_tokenizer(str(copied) if copied.is_file() else run["data"]["tokenizer"])
     return ids | {"eos_token_id": tokenizer.eos_id}

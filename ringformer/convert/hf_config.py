@@ -3,6 +3,7 @@
 from typing import Any
 
 from ringformer.convert.mechanisms import mechanisms
+from ringformer.data.tokenizers.special_tokens import MODEL_IDS, text_keys
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.families.huggingface import check_numbers
 from ringformer.models.own_attention import REGISTERED
@@ -27,9 +28,7 @@ OPTIONAL_FIELDS = {
 OUTER = (
     "quantization_config",
     "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
+    *MODEL_IDS,
     "dtype",
     "torch_dtype",
 )
@@ -104,14 +103,13 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
         architectures = [by_type.get(hf["model_type"], hf["model_type"])]
     name = architectures[0] if type(architectures) is list and len(architectures) == 1 else None
     wrapped = type(hf.get("text_config")) is dict and any(name == table.wrapper for table, _ in tables)
-    text = hf["text_config"] if wrapped else hf
-    outer = {key: hf[key] for key in OUTER if hf.get(key) is not None} if wrapped else {}
+    text = text_keys(hf, OUTER) if wrapped else hf
     possible = [
         (table, family) for table, family in tables if name == (table.wrapper if wrapped else table.architecture)
     ]
     for table, family in possible:
         if text.get("model_type", table.model_type) == table.model_type:
-            return {"model_type": table.model_type, **table.defaults, **text, **outer}, family
+            return {**table.absent, **text}, family
     if possible:
         where = f"the text_config of this {name}" if wrapped else "config.json"
         types = " or ".join(repr(table.model_type) for table, _ in possible)

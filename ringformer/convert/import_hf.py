@@ -10,10 +10,11 @@ import numpy as np
 
 from ringformer.convert.adapters import Factors, add_adapters, from_peft
 from ringformer.convert.block_streams import BlockStream, IndexedBlock, save_streams
-from ringformer.convert.hf_config import from_hf_config, text_model_config
+from ringformer.convert.hf_config import from_hf_config, text_config, text_model_config
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder, cast, supported_dtype
+from ringformer.data.tokenizers.special_tokens import model_tokens
 from ringformer.files.hub import MODEL_FILES, on_hub, snapshot
 from ringformer.files.manifest import write_manifest
 from ringformer.files.run_layout import BASE_CARD, CARD, CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG
@@ -51,6 +52,8 @@ def from_hf(
     hf = read_object(path, "config.json")
     carried, card = contained_files(path, CARRIED), contained_files(path, [CARD])
     config, tensors = from_hf_config(hf), TensorFolder(path, wrapped="text_config" in hf)
+    table = text_config(hf)[1].hugging_face
+    model_tokens(path, "config.json", config.vocab_size, table.absent if table else {})  # refuses wrong ids
     check_tensors(tensors, config)
     factors = {} if adapters is None else from_peft(Path(adapters), config, origin)
     made_of = {"origin": origin} | ({"adapters": str(adapters)} if factors else {})

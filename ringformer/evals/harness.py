@@ -152,7 +152,7 @@ class HarnessModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue each context up to a stop string or the end token."""
+        """Continue each context up to a stop string or an end token."""
         answers: dict[int, str] = {}
         settings = [json.dumps(request.args[1], sort_keys=True) for request in requests]
         order = sorted(range(len(requests)), key=lambda i: (settings[i], -len(requests[i].args[0])))
@@ -181,7 +181,7 @@ class HarnessModel(TemplateLM):
         rows: list[list[int]] = [[] for _ in batch]
         for idle in range(len(batch), len(session.lengths)):
             session.end(idle)
-        for step in session.decode(max_new_tokens=most, sampling=sampling, end_tokens=[self.eot_token_id]):
+        for step in session.decode(max_new_tokens=most, sampling=sampling, end_tokens=self._text.text.end_tokens):
             for number, (row, token) in enumerate(zip(rows, step, strict=False)):
                 if token is not None:
                     row.append(token)

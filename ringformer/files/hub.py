@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 PREFIX = "hf://"
 MODEL_FILES = "*.json", "*.safetensors", "tokenizer*", "*.jinja", "README.md", "LICENSE*", "NOTICE", "USE_POLICY.md"
-TOKENIZER_FILES = "tokenizer*", "*.jinja"
+TOKENIZER_FILES = "tokenizer*", "special_tokens_map.json", "config.json", "*.jinja"
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ringformer.cli import main
 from ringformer.convert import to_hf, verify
+from ringformer.data.tokenizers.special_tokens import model_tokens
 from ringformer.files.run_layout import HF_CONFIG
-from ringformer.models.families.huggingface import context_of
 from ringformer.models.registry import FAMILIES
 
 SMALL = {
@@ -175,5 +175,5 @@ def test_a_released_config(name, tmp_path, capsys):
     kept = json.loads((ours / HF_CONFIG).read_text())
     tables = [family.hugging_face for family in FAMILIES.values() if family.hugging_face]
     (table,) = (table for table in tables if table.model_type == kept["model_type"])
-    assert context_of(kept, table) == context
+    assert model_tokens(ours, HF_CONFIG, kept["vocab_size"], table.absent).context == context
     assert getattr(after, "dual_chunk_attention_config", None) == hf.get("dual_chunk_attention_config")

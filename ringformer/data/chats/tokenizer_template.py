@@ -23,7 +23,7 @@ from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.sandboxed_template import TOO_MUCH_OUTPUT
 from ringformer.data.chats.template_worker import TOO_MUCH_MEMORY
 from ringformer.data.chats.templates import Rendered
-from ringformer.data.tokenizers.base import Segment, Tokenizer, token_name
+from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 SAFE_VERSION = (3, 1, 6)
 """First safe version of jinja2: in earlier versions, a template could escape the sandbox through `attr`
@@ -62,7 +62,7 @@ class JinjaTemplate:
     def __init__(self, tokenizer: Tokenizer, chat_date: str | None, options: Mapping[str, Any]):
         _check_version()
         self._tokenizer = tokenizer
-        names = {key: token_name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
+        names = {key: name for key, name in tokenizer.config.items() if key.endswith("_token")}
         for key, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
             if names.get(key) is None:
                 names[key] = next((name for name, i in tokenizer.controls.items() if i == token), "")

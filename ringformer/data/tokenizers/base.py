@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ringformer.data.tokenizers.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, token_names
 from ringformer.files.untrusted import contained, read_object
 
 
@@ -39,7 +40,7 @@ class Tokenizer(Protocol):
     controls: Mapping[str, int]
     """Ids of the control tokens by name."""
     config: Mapping[str, Any]
-    """Contents of the `tokenizer_config.json` beside the tokenizer; empty without one."""
+    """Settings from the files beside the tokenizer (`read_config`); empty without them."""
     files: Sequence[Path]
     """Files to copy so that a model keeps its tokenizer."""
     byte_lengths: np.ndarray
@@ -82,16 +83,19 @@ def existing_file(path: str | Path) -> Path:
     return Path(path)
 
 
-def token_name(token: Any) -> Any:
-    """Return the name of a token in a `tokenizer_config.json`, which may describe the token by an object."""
-    return token.get("content") if isinstance(token, dict) else token
+SETTINGS = TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, "chat_template.jinja"
+"""Files beside a tokenizer that belong to it."""
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Return the settings from the files beside a tokenizer, including `chat_template.jinja`, and the paths of all
-    these files."""
-    settings, template = (contained(path.parent, name) for name in ("tokenizer_config.json", "chat_template.jinja"))
-    config = read_object(path.parent, settings.name) if settings.is_file() else {}
+    """Return the settings from the files beside a tokenizer, and the paths of all these files.
+
+    The settings are those of tokenizer_config.json, with the text of chat_template.jinja, and with the name of each
+    special token instead of its description (`token_names`).
+    """
+    settings, special, template = (contained(path.parent, name) for name in SETTINGS)
+    config, named = (read_object(path.parent, file.name) if file.is_file() else {} for file in (settings, special))
+    config |= token_names(config, named)
     if template.is_file():
         config["chat_template"] = template.read_text(encoding="utf-8")
-    return config, [path, *(file for file in (settings, template) if file.is_file())]
+    return config, [path, *(file for file in (settings, special, template) if file.is_file())]

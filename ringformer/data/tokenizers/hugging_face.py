@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from ringformer.data.optional_packages import needed_for
-from ringformer.data.tokenizers.base import Segment, Tokenizer, existing_file, read_config, token_name
+from ringformer.data.tokenizers.base import Segment, Tokenizer, existing_file, read_config
 from ringformer.data.tokenizers.long_texts import Tokens, encode_long
+from ringformer.data.tokenizers.special_tokens import SpecialNames, end_ids, special_names
 from ringformer.data.tokenizers.token_bytes import (
     TokenBytes,
     byte_level_bytes,
@@ -30,17 +31,20 @@ from ringformer.data.tokenizers.token_bytes import (
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
 BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
-"""Default names of the tokens that end and begin a text, used if no tokenizer_config.json names these tokens."""
+"""Default names of the tokens that end and begin a text, used if no file beside the tokenizer names these tokens."""
 
 LONG_TEXT = 2**19
 """Most characters of a text that is encoded in one piece; longer texts are encoded in windows, in bounded memory."""
+
+SWITCHES = "single_word", "lstrip", "rstrip", "normalized"
+"""Switches of an added token in a tokenizer.json, all off for a token that its vocabulary has."""
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NONCE = secrets.token_hex(8)
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A `tokenizer.json`; `tokenizer_config.json` beside it names `eos_token` and `bos_token`."""
+    """A `tokenizer.json`; files beside it name `eos_token` and `bos_token` (`special_tokens.py`)."""
 
     def __init__(self, path: str | Path):
         with needed_for("a tokenizer.json"):
@@ -54,10 +58,14 @@ class HuggingFaceTokenizer(Tokenizer):
         except Exception as error:  # the library raises no narrower class
             raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
         self.config, self.files = read_config(path)
-        special = [token for token in description.get("added_tokens") or () if token["special"]]
+        flagged = _flagged(description, special_names(self.config))
+        changed = flagged["added_tokens"] != (description.get("added_tokens") or [])
+        if changed:
+            self._original = tokenizers.Tokenizer.from_str(json.dumps(flagged))
+        special = [token for token in flagged["added_tokens"] if token["special"]]
         self.controls = {token["content"]: token["id"] for token in special}
         self._unigram = type(self._original.model).__name__ == "Unigram"
-        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_with_private_names(description, special)))
+        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_with_private_names(flagged, special)))
         self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
         self.byte_lengths = self._token_bytes.lengths(self.controls.values())
@@ -65,26 +73,44 @@ class HuggingFaceTokenizer(Tokenizer):
         # The post-processor decides this, not add_bos_token in tokenizer_config.json: GPT-2 names a token but does not
         # add it.
         self.begins = self.bos_id is not None and self._original.encode("").ids[:1] == [self.bos_id]
-        eos_id = self._named("eos_token", END_TOKENS, path)
-        if eos_id is None:
-            raise ValueError(
-                f"{path} does not define which token ends a document; set eos_token in a tokenizer_config.json beside "
-                f"it. Special tokens: {', '.join(self.controls) or 'none'}"
-            )
-        self.eos_id = eos_id
+        self.eos_id = self._eos_id(path)
         content = hashlib.blake2b(source.encode(), digest_size=8, key=str(self.eos_id).encode())
+        if changed:
+            content.update(json.dumps(flagged["added_tokens"]).encode())
         self.name = "tokenizer.json-" + content.hexdigest()
 
     def _named(self, key: str, usual: tuple[str, ...], path: Path) -> int | None:
-        token = token_name(self.config.get(key))
+        """Return the id of the token that the files beside `path` name; of one of the `usual` names if they name none,
+        and None if there is none of these."""
+        token = self.config.get(key)
         if token is None:
             return next((self.controls[name] for name in usual if name in self.controls), None)
         if token not in tuple(self.controls):
+            folder, advice = str(path.parent), ""
+            if type(token) is str and self._original.token_to_id(token) is None:
+                advice = (
+                    f", or add the token as transformers does: AutoTokenizer.from_pretrained({folder!r})"
+                    f".save_pretrained({folder!r})"
+                )
             raise ValueError(
-                f"{key} {token!r} of {path.with_name('tokenizer_config.json')} is not a special token of {path}; "
-                f"special tokens: {', '.join(self.controls) or 'none'}"
+                f"{key} {token!r}, which a file beside {path} names, is not a special token of it: name one of "
+                f"{', '.join(self.controls) or 'its tokens'} in tokenizer_config.json{advice}"
             )
         return self.controls[token]
+
+    def _eos_id(self, path: Path) -> int:
+        """Return the id of the token that ends a document. Raises ValueError if no file names it and either no special
+        token has a usual name, or config.json has other ids."""
+        eos_id = self._named("eos_token", END_TOKENS, path)
+        ends = [] if self.config.get("eos_token") is not None else end_ids(path.parent)
+        if eos_id is not None and (not ends or eos_id in ends):
+            return eos_id
+        named = [repr(name) for name, i in self.controls.items() if i in ends]
+        hint = f" (in config.json, {' and '.join(named)})" if named else ""
+        raise ValueError(
+            f"{path} does not define which token ends a document{hint}; set eos_token in a tokenizer_config.json "
+            f"beside it. Special tokens: {', '.join(self.controls) or 'none'}"
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         usual = [text for text in texts if len(text) <= LONG_TEXT]
@@ -117,6 +143,30 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._original.decode([int(i) for i in ids], skip_special_tokens=True)
+
+
+def _flagged(description: dict[str, Any], named: SpecialNames) -> dict[str, Any]:
+    """Return a tokenizer.json whose `added_tokens` flag the special tokens that the files beside it name. A token that
+    ends or begins a text may be in the vocabulary of the model alone, unless text is made of it."""
+    added = [
+        token | {"special": token["special"] or token["content"] in named.special}
+        for token in description.get("added_tokens") or ()
+    ]
+    present = {token["content"] for token in added}
+    model = description["model"]
+    pieces = model["vocab"] if isinstance(model["vocab"], dict) else {x[0]: i for i, x in enumerate(model["vocab"])}
+    for name in sorted(named.bounds - present):
+        if name in pieces and not _in_text(name, model):
+            added.append({"id": pieces[name], "content": name, "special": True} | dict.fromkeys(SWITCHES, False))
+    return description | {"added_tokens": added}
+
+
+def _in_text(piece: str, model: dict[str, Any]) -> bool:
+    """Return True if a BPE makes `piece` of text, or other pieces of it."""
+    if "merges" not in model:
+        return False
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    return len(piece) == 1 or any(piece in (*merge, "".join(merge)) for merge in merges)
 
 
 def _with_private_names(description: dict[str, Any], special: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.data.tokenizers.base import SETTINGS, Tokenizer
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from ringformer.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -40,6 +40,13 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Copy a tokenizer's files to `folder` for `load_tokenizer(folder)`; the tokenizer `bytes` has no files."""
+    """Copy a tokenizer's files to `folder` for `load_tokenizer(folder)`; the tokenizer `bytes` has no files.
+
+    Files that belong to another tokenizer of the folder, and would change what this one is, are removed.
+    """
+    own = {file.name for file in tokenizer.files}
+    for name in SETTINGS:
+        if own and name not in own:
+            (folder / name).unlink(missing_ok=True)
     for i, file in enumerate(tokenizer.files):
         write_whole(folder / (file.name if i else f"tokenizer{file.suffix}"), file.read_bytes())

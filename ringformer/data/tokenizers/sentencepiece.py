@@ -37,20 +37,37 @@ class SentencePieceTokenizer(Tokenizer):
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
         self.name = "sentencepiece-" + hashlib.blake2b(model, digest_size=8).hexdigest()
         self.vocab_size = self._processor.vocab_size()
-        self.eos_id = self._processor.eos_id()
+        self.config, self.files = read_config(path)
+        controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
+        self.controls = {self._processor.id_to_piece(i): i for i in controls}
+        self.eos_id = self._named("eos_token", self._processor.eos_id(), path)
         if self.eos_id < 0:
             raise ValueError(
                 f"{path} lacks the end-of-sentence token that must end every document; train the model with an eos_id "
                 "(train_sentencepiece does)"
             )
-        self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else None
-        controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
-        self.controls = {self._processor.id_to_piece(i): i for i in controls}
+        if self.eos_id != self._processor.eos_id():
+            self.name += f"-eos{self.eos_id}"
+        bos_id = self._named("bos_token", self._processor.bos_id(), path)
+        self.bos_id = bos_id if bos_id >= 0 else None
         pieces = ((self._processor.id_to_piece(i), self._processor.is_byte(i)) for i in range(self.vocab_size))
         self._token_bytes = TokenBytes([metaspace_bytes(piece, is_byte=is_byte) for piece, is_byte in pieces])
         self.byte_lengths = self._token_bytes.lengths(self.controls.values())
-        self.config, self.files = read_config(path)
         self.begins = self.bos_id is not None and self.config.get("add_bos_token", True) is not False
+
+    def _named(self, key: str, own: int, path: Path) -> int:
+        """Return the id of the control token that the files beside `path` name, and the model's `own` if they name
+        none."""
+        token = self.config.get(key)
+        if token is None:
+            return own
+        if token not in tuple(self.controls):
+            raise ValueError(
+                f"{key} {token!r}, which a file beside {path} names, is not a control token of it: name one of "
+                f"{', '.join(self.controls) or 'its tokens'} in tokenizer_config.json, or load a tokenizer.json that "
+                "has the token"
+            )
+        return self.controls[token]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         utf8 = [text.encode() for text in texts]  # raises UnicodeEncodeError for a lone surrogate

@@ -11,12 +11,10 @@ from ringformer.data.chats.conversations import ChatFormat, Message
 from ringformer.data.chats.templates import TemplateName, load_template, template_id
 from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
 from ringformer.data.tokenizers.load import load_tokenizer
+from ringformer.data.tokenizers.special_tokens import model_tokens
 from ringformer.files.run_layout import CONFIG, HF_CONFIG
-from ringformer.files.untrusted import contained, contained_files, read_object
-from ringformer.models.families.huggingface import context_of
+from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.registry import hugging_face_of
-
-GENERATION_CONFIG = "generation_config.json"
 
 PROBES = ("A", "I", "T", "a", "1")
 """Beginnings of answers. They are used to find the tokens of a question: these precede every one of the answers."""
@@ -60,7 +58,8 @@ class RunText:
 
     Raises:
       FileNotFoundError: if the folder does not exist, or holds no model or no tokenizer.
-      ValueError: if the folder is an unconverted Hugging Face checkpoint, or the tokenizer does not fit the model.
+      ValueError: if the folder is an unconverted Hugging Face checkpoint, the tokenizer does not fit the model, or an
+        end token is none of the model's tokens.
     """
 
     def __init__(
@@ -94,13 +93,12 @@ class RunText:
         recorded_option = self._data.get("template_option", "") if has_recorded else ""
         self.template_option: str = recorded_option if template_option is None else template_option
         table = hugging_face_of(type(model))
-        self.context: int | None = saved.get("seq_len") or context_of(self._read(HF_CONFIG), table)
+        original = model_tokens(self._run, HF_CONFIG, model.vocab_size, table.absent if table else {})
+        self.end_tokens = original.ends | {self.tokenizer.eos_id}
+        """Tokens that end a text: the tokenizer's, and those of the model that came from Hugging Face."""
+        self.context: int | None = saved.get("seq_len") or original.context
         """Context, in tokens, with which the model was trained, or which its Hugging Face config.json names; None if
         neither is available."""
-
-    def _read(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file of the folder, empty if there is no such file."""
-        return read_object(self._run, name) if contained(self._run, name).is_file() else {}
 
     def prompt(self, text: str, chat: bool = False, prefix: str = "") -> Prompt:
         """Encode a text to continue or, with `chat`, a question to answer. `prefix` is the beginning of the
@@ -205,15 +203,6 @@ class RunText:
         while start and segments[start - 1].trained:
             start -= 1
         return [s._replace(trained=start <= i < end) for i, s in enumerate(segments)], start
-
-    @cached_property
-    def end_tokens(self) -> frozenset[int]:
-        """Tokens that end a text: the tokenizer's, and those in the model's generation_config.json."""
-        ends = self._read(GENERATION_CONFIG).get("eos_token_id")
-        ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-        if wrong := [i for i in ends if type(i) is not int or i < 0]:
-            raise ValueError(f"{self._run / GENERATION_CONFIG}: eos_token_id {wrong[0]!r} is not a token id")
-        return frozenset([self.tokenizer.eos_id, *ends])
 
     @cached_property
     def chat_end_tokens(self) -> frozenset[int]:

@@ -34,6 +34,11 @@ class HuggingFace(NamedTuple):
     """Class of a vision model that contains this model as its text_config, with tensors named language_model.*. Several
     families may have the same."""
 
+    @property
+    def absent(self) -> dict[str, Any]:
+        """Values of keys that a config.json of the family lacks: `defaults`, and the model's type."""
+        return {"model_type": self.model_type, **self.defaults}
+
 
 def usual(max_position: int, ids: tuple[int | None, ...], **more: Any) -> dict[str, Any]:
     """Return `HuggingFace.defaults`: the context, the ids of (bos, eos, pad), and others by key."""
@@ -94,30 +99,6 @@ def _original_context(hf: dict[str, Any], parameters: dict[str, Any]) -> Any:
 def _ratio_of_contexts(hf: dict[str, Any], parameters: dict[str, Any]) -> float:
     """Return the factor of YaRN that transformers derives where a config.json has null."""
     return hf["max_position_embeddings"] / _original_context(hf, parameters)
-
-
-def context_of(hf: Mapping[str, Any], table: HuggingFace | None) -> int | None:
-    """Return the context in tokens of a config.json, which may be that of a vision model; None if it names none.
-
-    A scaled rope may reach beyond `max_position_embeddings`. YaRN and LLaMA 3.1 name the original context. With a
-    linear scaling, LongLoRA's LLaMA has its original context in `max_position_embeddings`, and other LLaMA the scaled
-    one; nothing tells them apart, so the longer one counts. Gemma 3 has the scaled one.
-
-    Args:
-      table: the translation of the model's family, whose default counts if `hf` has no `max_position_embeddings`.
-    """
-    if not hf:
-        return None
-    text = hf["text_config"] if type(hf.get("text_config")) is dict else hf
-    named = text.get("max_position_embeddings")
-    context = table.defaults.get("max_position_embeddings") if named is None and table else named
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    factor = scaling.get("factor") or 1
-    original = scaling.get("original_max_position_embeddings")
-    if kind == "linear" and table is not None and table.model_type == "llama":
-        original = context
-    return max((int(x) for x in (context, (original or 0) * factor) if x), default=None)
 
 
 def write_rope(config: Any) -> dict[str, Any]:

@@ -117,9 +117,16 @@ def test_what_ends_a_text(tokenizers, tmp_path):
         files = {} if eos is None else {"generation_config": {"eos_token_id": eos}}
         text = RunText(converted_folder(tmp_path / str(i), folder, **files))
         assert text.end_tokens == expected == text.chat_end_tokens
-    text = RunText(converted_folder(tmp_path / "x", folder, generation_config={"eos_token_id": "</s>"}))
-    with pytest.raises(ValueError, match="eos_token_id '</s>' is not a token id"):
-        _ = text.end_tokens
+    listed = {"hf_config": {"eos_token_id": [text_end, header]}}
+    text = RunText(converted_folder(tmp_path / "listed", folder, **listed))
+    assert text.end_tokens == {eot, text_end, header}, "those of config.json, which generation_config.json lacks"
+    overridden = listed | {"generation_config": {"eos_token_id": eot}}
+    assert RunText(converted_folder(tmp_path / "both", folder, **overridden)).end_tokens == {eot}
+    for i, (wrong, message) in enumerate(
+        (("</s>", "'</s>' is not a token id"), (420, "420 is beyond the model's vocabulary of "))
+    ):
+        with pytest.raises(ValueError, match=f"eos_token_id {message}"):
+            RunText(converted_folder(tmp_path / f"x{i}", folder, generation_config={"eos_token_id": wrong}))
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<|end_of_text|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     text = RunText(converted_folder(tmp_path / "turn", folder))
