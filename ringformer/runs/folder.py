@@ -2,6 +2,7 @@
 again."""
 
 import dataclasses
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import jax
 from ringformer.checkpoints.copies import Copies, not_apart, settled_steps
 from ringformer.checkpoints.manager import Checkpoints, State
 from ringformer.checkpoints.retention import Keep
-from ringformer.checkpoints.saved_model import latest_step
+from ringformer.checkpoints.saved_model import latest_step, other_tokenizer
 from ringformer.checkpoints.verify import checkpoint_faults
 from ringformer.data import Tokenizer, save_tokenizer
+from ringformer.data.tokenizers.special_tokens import MODEL_IDS
 from ringformer.files.atomic import write_object, write_whole
 from ringformer.files.bucket import ObjectStore
-from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG, METRICS
-from ringformer.files.untrusted import contained_files
+from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG, LICENCES, METRICS
+from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.registry import registered_by
 from ringformer.processes.agreement import from_process_0
 from ringformer.processes.run_lock import RunLock
@@ -139,10 +141,21 @@ class RunFolder:
         config = self._config
         write_object(self.path / CONFIG, dataclasses.asdict(config) | registered_by(config.model))
         (self.path / METRICS).touch()  # marks a run, as opposed to a converted model
-        for file in contained_files(config.init_from, (*CARRIED, HF_CONFIG)) if config.init_from else ():
-            write_whole(self.path / file.name, file.read_bytes())
+        if config.init_from:
+            self._carry(config.init_from)
         save_tokenizer(self._tokenizer, self.path)
         keep_record(self.path, self._identity, self.start, self.changes)
+
+    def _carry(self, model: str) -> None:
+        """Copy the files that the initial model brought along from Hugging Face: without its tokenizer and its special
+        ids, if the run has another tokenizer."""
+        replaced = other_tokenizer(model, self._tokenizer) is not None
+        for file in contained_files(model, LICENCES if replaced else (*CARRIED, HF_CONFIG)):
+            write_whole(self.path / file.name, file.read_bytes())
+        if replaced and contained_files(model, [HF_CONFIG]):
+            ids = dict(zip(MODEL_IDS, (self._tokenizer.bos_id, self._tokenizer.eos_id, None), strict=True))
+            hf = read_object(model, HF_CONFIG) | ids
+            write_whole(self.path / HF_CONFIG, f"{json.dumps(hf, indent=1)}\n")
 
 
 def nothing_left(config: Config) -> bool:

@@ -4,7 +4,11 @@ import re
 
 import pytest
 
+from ringformer.convert import to_hf
 from ringformer.data import load_tokenizer
+from ringformer.data.tokenizers.special_tokens import MODEL_IDS
+from ringformer.files.untrusted import read_object
+from ringformer.inference.text.run_text import RunText
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse, parse_stages
 from ringformer.train.loop import train
@@ -67,6 +71,12 @@ def test_a_run_goes_on_with_the_tokenizer_that_it_was_allowed(converted, tmp_pat
     """It records that one: the next run begins with it, and no longer with the converted model's."""
     values = config(converted, tmp_path)
     train(prepare(parse(values), ALLOW))
+    model, text = (RunText(folder) for folder in (converted, tmp_path / "run"))
+    assert model.end_tokens == {4} and text.end_tokens == {256}, "ids of the other tokenizer mean nothing"
+    to_hf(tmp_path / "run", tmp_path / "exported")
+    ids = {key: read_object(tmp_path / "exported", "config.json")[key] for key in MODEL_IDS}
+    assert ids == {"bos_token_id": None, "eos_token_id": 256, "pad_token_id": None}
+    assert not (tmp_path / "exported" / "tokenizer.json").exists()
     values.steps = 2
     assert prepare(parse(values)).checked.step == 1
     after = config(tmp_path / "run", tmp_path / "after")
