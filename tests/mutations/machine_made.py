@@ -232,7 +232,11 @@ def main(words: list[str] | None = None) -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     usual, cut = tests_of_both(args.before, read_costs(args.costs))
     files = files_near({test.module for test in cut})
-    mutants = [mutant for mutant in draw(files, args.count, args.seed) if args.only in mutant.name]
+    drawn = draw(files, args.count, args.seed)
+    mutants = [mutant for mutant in drawn if args.only in mutant.name]
+    if drawn and not mutants:
+        example = f"names are like {drawn[0].name!r}, and without --only each is printed with its verdict"
+        parser.exit(2, f"none of {len(drawn)} mutants has {args.only!r} in its name; {example}\n")
     verdicts = Verdicts(BUILD / f"verdicts-{commit()}-{args.seed}.jsonl")
     print(f"{len(usual):,} usual tests, {len(cut):,} cut ones", flush=True)
     print(f"{len(mutants)} mutants of {len(files)} files", flush=True)

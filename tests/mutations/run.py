@@ -133,6 +133,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--only", metavar="TEXT", default="", help="only mutations whose name has this text")
     args = parser.parse_args(words)
     chosen = [mutation for mutation in MUTATIONS if args.only in mutation.name]
+    if not chosen:
+        parser.exit(2, f"no mutation has {args.only!r} in its name; names: grep ^@@ tests/mutations/mutations.diff\n")
     if args.since:
         changed = changed_since(args.since)
         chosen = [m for m in chosen if f"ringformer/{m.file}" in changed or f"tests/{m.test.split('::')[0]}" in changed]

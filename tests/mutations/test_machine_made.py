@@ -1,5 +1,7 @@
 """Mutants that a machine draws: where they are, which tests come first, and the verdict on one of each kind."""
 
+import pytest
+
 from tests.mutations import machine_made, nearness, trials
 from tests.mutations.drawing import KINDS, Mutant, Places, draw
 from tests.mutations.machine_made import Verdicts, judge
@@ -117,3 +119,14 @@ def test_a_test_that_kills_the_true_package_stops_no_other(monkeypatch):
     monkeypatch.setattr(trials, "try_tests", try_tests)
     tests = [Test(name, 1.0) for name in (dying, failing, working)]
     assert trials.failing_on_the_true_package(tests) == {dying, failing}
+
+
+def test_a_text_that_no_name_has_is_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(machine_made, "BUILD", tmp_path)
+    monkeypatch.setattr(machine_made, "tests_of_both", lambda before, costs: ([], []))
+    monkeypatch.setattr(machine_made, "files_near", lambda modules: ["ringformer/ops/layouts.py"])
+    with pytest.raises(SystemExit) as exit:
+        machine_made.main(["--before", "HEAD", "--count", "10", "--only", "this text"])
+    out, err = capsys.readouterr()
+    assert (exit.value.code, out, err.count("\n")) == (2, "", 1)
+    assert "none of 10 mutants has 'this text' in its name; names are like 'ringformer/ops/layouts.py:" in err

@@ -1,5 +1,6 @@
 """Every mutation of the list is caught by its test: one a commit in the usual suite, all with `-m slow`."""
 
+import subprocess
 from functools import cache
 
 import pytest
@@ -75,9 +76,20 @@ def test_an_unknown_revision_is_one_line(capsys):
     assert "--since: no-such-revision is no commit of this clone" in capsys.readouterr().err
 
 
-def test_those_since_a_revision_are_chosen(capsys):
-    assert main(["--since", "HEAD", "--only", "no mutation has this name"]) == 0
+def test_those_since_a_revision_are_chosen(capsys, monkeypatch):
+    monkeypatch.setattr("tests.mutations.run.changed_since", lambda revision: set())
+    assert main(["--since", "HEAD"]) == 0
     assert "0 of 0 mutations are caught" in capsys.readouterr().out
+
+
+def test_a_text_that_no_name_has_is_one_line(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--only", "this text"])
+    out, err = capsys.readouterr()
+    assert (exit.value.code, out, err.count("\n")) == (2, "", 1) and "no mutation has 'this text' in its name" in err
+    list_names = err.partition("names: ")[2].split()
+    listed = subprocess.run(list_names, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert all(f"@@ {mutation.name} @@" in listed for mutation in MUTATIONS), "the advice"
 
 
 @pytest.mark.slow
