@@ -171,7 +171,9 @@ def parse(chain: str) -> tuple[list[Episode], Cell | None]:
 
     Raises ValueError for unknown characters, for episodes that were cut, and for cells and stars that do not follow.
     """
-    episodes, stars, plain = [], set(), set()
+    episodes: list[Episode] = []
+    stars: set[Cell] = set()
+    plain: set[Cell] = set()
     for number, line in enumerate(filter(None, chain.split(BEGIN)), 1):
         if unknown := sorted(set(line) - set(CHARACTERS)):
             raise ValueError(f"episode {number} has the unknown character {unknown[0]!r}; characters: {CHARACTERS!r}")

@@ -22,11 +22,11 @@ from ringformer.files.atomic import write_whole
 from ringformer.files.run_layout import CONFIG
 from ringformer.files.untrusted import read_object
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import dark_room as room
-from byte_tokenizer import write_tokenizer
-from dark_room import (
+from scripts import dark_room as room
+from scripts.byte_tokenizer import write_tokenizer
+from scripts.dark_room import (
     CHARACTERS,
     CONTROLS,
     MIDDLE,
@@ -143,9 +143,10 @@ def play(model: Any, cases: Sequence[Case]) -> list[str]:
 
 def record(case: Case, actions: str) -> dict[str, Any]:
     """Return what the results keep of an episode: the goal, the cell with the stars, and what the model did."""
+    assert case.goal is not None, "an episode is played for a goal"
     steps = walk(actions)
     kept = {"goal": case.goal.text(), "shown": case.shown, "actions": actions, "return": total(steps, case.goal)}
-    if case.starred not in (None, case.goal):
+    if case.starred is not None and case.starred != case.goal:
         kept |= {"starred": case.starred.text()}
     return kept
 

@@ -23,9 +23,9 @@ from ringformer.files.hashes import hash_file
 from ringformer.files.untrusted import read_object
 from ringformer.plotting import FAINT, INK, RULE, check_matplotlib, drawn
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dark_room import Cell, optimal, walk
+from scripts.dark_room import Cell, optimal, walk
 
 PLAYED = {
     "run": (1, 4, 16, 32, 128),
@@ -133,9 +133,10 @@ def comparisons(episodes: Episodes) -> list[dict[str, Any]]:
     for name, n, base, base_n in PAIRS:
         differences, by_goal = [], []
         for seed in sorted({key[0] for key in episodes}):
-            pair = episodes.get((seed, name, n)), episodes.get((seed, base, base_n))
-            if pair[0] and pair[1]:
-                rows, others = (of[: min(map(len, pair))] for of in pair)
+            rows, others = episodes.get((seed, name, n)), episodes.get((seed, base, base_n))
+            if rows and others:
+                number = min(len(rows), len(others))
+                rows, others = rows[:number], others[:number]
                 if [row["goal"] for row in rows] != [row["goal"] for row in others]:
                     raise ValueError(f"seed {seed}: episodes of {name} and {base} have other goals: play both again")
                 differences += list(shares(rows) - shares(others))
@@ -227,9 +228,9 @@ def draw(plt, table: Sequence[dict[str, Any]], title: str) -> Any:
             x = [row["n"] * (1.06 if model == "run-other" else 1) for row in rows]
             axes.errorbar(x, y, errors, fmt=line, color=COLORS[model], elinewidth=1, capsize=2, label=name, **CURVE)
             if model == "run-other":
-                y = [row["reached_starred"] for row in rows]
+                reached = [row["reached_starred"] for row in rows]
                 label = "stars of another goal: episodes that reach it"
-                axes.plot(x, y, "D", color="none", markeredgecolor=COLORS[model], label=label, **CURVE)
+                axes.plot(x, reached, "D", color="none", markeredgecolor=COLORS[model], label=label, **CURVE)
     ticks = PLAYED["run"]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(n) for n in ticks])

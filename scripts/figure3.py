@@ -214,11 +214,11 @@ def draw(plt, runs: Sequence[dict[str, Any]], title: str) -> Any:
         errors = np.maximum((y - low, high - y), 0)
         ours.errorbar(x, y, errors, color=color, marker="o", elinewidth=1, capsize=2, label=name, **CURVE)
     for mark, shift, run in zip("sDx", (0.93, 0.87, 1.08), runs[1:], strict=False):  # beside one another
-        points = [(shift * c["trained"], row["accuracy"]) for c in run["curves"] for row in c["accuracy"]]
-        if points:
+        places = [(shift * c["trained"], row["accuracy"]) for c in run["curves"] for row in c["accuracy"]]
+        if places:
             name = f"seed {run['seed']}{', without a ring' if run['ring'] == 1 else ''}, at its own context"
             style = {"color": INK if mark == "x" else "none", "markeredgecolor": INK, "markersize": 5, "zorder": 4}
-            ours.plot(*np.transpose(points), mark, label=name, clip_on=False, **style)
+            ours.plot(*np.transpose(places), mark, label=name, clip_on=False, **style)
     for color, (name, points) in zip(("#3b75af", FAINT, "#c2570c", "#2c8a57"), PAPER.items(), strict=True):
         papers.plot(list(points), list(points.values()), "o--", color=color, label=name, **CURVE)
     for axes, low, high in ((ours, K, LONGEST), (papers, 2 * K, 512 * K)):

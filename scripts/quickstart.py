@@ -8,7 +8,9 @@ import shutil
 import sys
 import time
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import jax
 import matplotlib
@@ -55,14 +57,16 @@ def compare_attention(run: Run) -> float:
     """Compare ring, blockwise and vanilla attention on a held-out batch; return the largest relative error of the loss
     and the logits."""
     c = run.config
-    natural = replace(c.model, layout="contiguous")
+    model: Any = c.model
+    natural = replace(model, layout="contiguous")
+    assert run.eval_data is not None, "the quickstart holds out documents"
     batch = run.eval_data.read(0)
     order = permutation(c.model.layout, c.seq_len, run.program.mesh.shape["sp"])
     results = {}
     for kind, mesh_dim in (("ring", c.mesh_dim), ("blockwise", "1,1,1,1"), ("vanilla", "1,1,1,1")):
         one = kind != "ring"
         mesh = make_mesh(mesh_dim, jax.devices()[:1] if one else None)
-        config = replace(natural if one else c.model, attention=kind)
+        config = replace(natural if one else model, attention=kind)
         weights = weight_shardings(config, mesh)
         # The batch has the ring's layout; one device needs it in natural order.
         rows = jax.tree.map(lambda x, one=one: x[:, np.argsort(order)] if one else x, batch)
@@ -74,8 +78,9 @@ def compare_attention(run: Run) -> float:
     loss, logits = results["vanilla"]
     worst = {}
     for kind in ("ring", "blockwise"):
-        errors = abs(results[kind][0] / loss - 1), np.linalg.norm(results[kind][1] - logits) / np.linalg.norm(logits)
-        worst[kind] = float(max(errors))
+        distance = np.linalg.norm(results[kind][1] - logits) / np.linalg.norm(logits)
+        errors = abs(results[kind][0] / loss - 1), float(distance)
+        worst[kind] = max(errors)
         print(
             f"  {kind:9s} loss {results[kind][0]:.6f} (vanilla {loss:.6f})  relative error of loss {errors[0]:.1e}, "
             f"of logits {errors[1]:.1e}"
@@ -136,6 +141,7 @@ def metrics(run: Run) -> list[dict]:
 
 def main() -> None:
     start = time.perf_counter()
+    assert isinstance(sys.stdout, TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # keep stdout and stderr in order, also in a file
     parser = argparse.ArgumentParser(
         description=__doc__, epilog="Other arguments, such as --config.steps=50, override configs/quickstart.py."

@@ -28,15 +28,15 @@ from ringformer.evals.tables import contexts, mean, mean_tokens
 from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
 from ringformer.runs.metrics import read_metrics
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from byte_tokenizer import write_tokenizer
+from scripts.byte_tokenizer import write_tokenizer
 
 
 class Records(NamedTuple):
     """Records of one kind. The stages of configs/retrieval.py select records by length."""
 
-    count: int
+    number: int
     lines: tuple[int, int]
     """Minimum and maximum number of lines in a record."""
     questions: int
@@ -176,7 +176,7 @@ def make(folder: Path, share: float, largest: int, seed: int = 0) -> None:
     write_tokenizer(folder / "tokenizer", pieces())
     with (folder / "records.jsonl").open("w") as file:
         for kind, records in enumerate(KINDS):
-            count, (fewest, most) = max(FEWEST, round(records.count * share)), records.lines
+            count, (fewest, most) = max(FEWEST, round(records.number * share)), records.lines
             for number in range(count):
                 file.write(json.dumps(record(kind, number, largest, seed)) + "\n")
             print(f"{file.name}: {count:,} records of {fewest} to {most} lines")

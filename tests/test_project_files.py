@@ -69,15 +69,6 @@ def test_commit_hooks_use_the_locked_versions():
     assert len(re.findall(r"^ +language: python$", local, re.M)) == len(re.findall(r"^ +- id: ", local, re.M)) > 5
 
 
-@pytest.mark.slow
-def test_programs_of_shell_scripts_pass_the_type_checker():
-    """A program that imports a module which has moved fails here, not when a release is built."""
-    programs = [*sorted((ROOT / "scripts" / "checks").glob("*.py")), ROOT / "scripts" / "page_facts.py"]
-    assert len(programs) > 2
-    done = subprocess.run([sys.executable, "-m", "mypy", *map(str, programs)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 def test_the_readme_fits_into_a_few_minutes():
     text = (ROOT / "README.md").read_text()
     seen = re.sub(r"<!--.*?-->", "", text)

@@ -1,16 +1,12 @@
 """The dark room: its episodes, its chains, and what an expert reaches."""
 
 import random
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import dark_room as room
-from dark_room import Cell
+from scripts import dark_room as room
+from scripts.dark_room import Cell
 
 
 def test_a_room_has_forty_eight_goals_of_which_nine_are_never_trained_on():

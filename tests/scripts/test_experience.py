@@ -13,10 +13,7 @@ import pytest
 
 from ringformer.data import load_tokenizer
 from ringformer.evals.model_folder import identity
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import dark_room as room
+from scripts import dark_room as room
 
 ROOT = Path(__file__).parents[2]
 
