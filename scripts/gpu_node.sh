@@ -8,13 +8,21 @@ usage() {
     cat <<END
 usage: bash scripts/gpu_node.sh --target=8xH200 --config=FILE --run_dir=DIR [option ...]
 
-  --target=NAME       the GPUs: 8xA100-80, 8xH100 or 8xH200
+  --target=NAME       the GPUs: 8xA100-80, 8xH100, 4xH200, ...
 $COMMON_OPTIONS
 END
 }
 parse_options "$@"
 [ ${#own[@]} -eq 0 ] || fail "unknown option ${own[0]} (--help lists them)"
 [ -n "$target$skip_estimate" ] || fail "which GPUs? --target=8xH200, or --skip-estimate"
+nodes=$(slurm_number 1 SLURM_JOB_NUM_NODES SLURM_NNODES)
+[ "$nodes" -eq 1 ] || fail "this job has $nodes nodes, and this script trains on one: sbatch scripts/slurm.sh"
+if [[ "$target" =~ ^[1-9][0-9]*x ]]; then
+    gpus=${target%%x*}
+    there=$(slurm_number "$gpus" SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE)
+    [ "$there" -eq "$gpus" ] || fail "--target=$target has $gpus GPUs, but SLURM gives this host $there: \
+--target=${there}x${target#*x}"
+fi
 require_ringformer cuda
 # By default JAX takes three quarters of a GPU's memory; the estimate assumes 92%. The estimate also gives the size of the
 # host memory pool for offloaded arrays. The trainer passes options to the compiler itself.

@@ -59,6 +59,20 @@ fail() {
     exit 2
 }
 
+# slurm_number DEFAULT VARIABLE...: print the number that these variables of SLURM have, or the default if none is set.
+# Fail if one is not a number or two differ. The number of a typed resource comes last: a100:4.
+slurm_number() {
+    local number="" first="" name value
+    for name in "${@:2}"; do
+        [ -n "${!name:-}" ] || continue
+        value=${!name##*:}
+        [[ "$value" =~ ^[1-9][0-9]*$ ]] || fail "$name=${!name} is no number from 1"
+        [ "${number:-$value}" -eq "$value" ] || fail "$first=${!first} and $name=${!name} contradict each other"
+        number=$value first=$name
+    done
+    echo "${number:-$1}"
+}
+
 # run WHERE COMMAND...: execute the command; in a dry run, print it with the place where it would run.
 run() {
     local where=$1

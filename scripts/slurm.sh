@@ -7,7 +7,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=USR1@180
-# Train on nodes of eight GPUs under SLURM, with one process per GPU.
+# Train on whole nodes under SLURM, with one process per GPU. Nodes have eight GPUs; for nodes of four, add
+# --gpus-per-node=4 --ntasks-per-node=4 to sbatch.
 # Three minutes before the job's time is up, all processes save and end, and the job is queued again to resume the run. If
 # a process dies or stalls, the run is restarted within the job.
 # Submit this script from the repository's root, or from the folder that contains a copy of scripts/.
@@ -29,6 +30,7 @@ usage() {
 usage: sbatch --nodes=4 scripts/slurm.sh --target=32xA100-80 --config=FILE --run_dir=DIR [option ...]
 
   --target=NAME       the GPUs of all nodes together: 8xA100-80, 32xA100-80, 16xH100, ...
+  On nodes of four GPUs: sbatch --nodes=4 --gpus-per-node=4 --ntasks-per-node=4 scripts/slurm.sh --target=16xH100 ...
 $COMMON_OPTIONS
 END
 }
@@ -36,11 +38,21 @@ parse_options "$@"
 [ ${#own[@]} -eq 0 ] || fail "unknown option ${own[0]} (--help lists them)"
 [[ "$target" =~ ^[1-9][0-9]*x ]] || fail "which GPUs? --target=32xA100-80"
 gpus=${target%%x*}
-[ $((gpus % 8)) -eq 0 ] || fail "--target=$target: this job takes whole nodes of eight GPUs, e.g. 8x, 16x or 32x; for less \
-than a node there is scripts/gpu_node.sh"
-nodes=${SLURM_NNODES:-$(((gpus + 7) / 8))}
-[ $((8 * nodes)) -eq "$gpus" ] || fail "--target=$target has $gpus GPUs, $nodes nodes of eight have $((8 * nodes)): sbatch --nodes=$((gpus / 8))"
-[ -n "$dry_run${SLURM_JOB_ID:-}" ] || fail "this is a job: sbatch --nodes=$nodes scripts/slurm.sh ..., or --dry-run"
+gpus_per_node=$(slurm_number 8 SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE)
+[ $((gpus % gpus_per_node)) -eq 0 ] || fail "--target=$target: $gpus GPUs are not whole nodes of $gpus_per_node; nodes of \
+another size: sbatch --gpus-per-node=4 --ntasks-per-node=4, in a dry run SLURM_GPUS_ON_NODE=4; for less than a node there \
+is scripts/gpu_node.sh"
+job="sbatch --nodes=$((gpus / gpus_per_node))"
+[ "$gpus_per_node" -eq 8 ] || job+=" --gpus-per-node=$gpus_per_node --ntasks-per-node=$gpus_per_node"
+nodes=$(slurm_number $((gpus / gpus_per_node)) SLURM_JOB_NUM_NODES SLURM_NNODES)
+[ $((gpus_per_node * nodes)) -eq "$gpus" ] || fail "--target=$target has $gpus GPUs, $nodes nodes of $gpus_per_node have \
+$((gpus_per_node * nodes)): $job"
+tasks_per_node=$(slurm_number "$gpus_per_node" SLURM_NTASKS_PER_NODE)
+[ "$tasks_per_node" -eq "$gpus_per_node" ] || fail "SLURM_NTASKS_PER_NODE=$tasks_per_node, but a node has $gpus_per_node \
+GPUs, each with its own process: sbatch --ntasks-per-node=$gpus_per_node"
+tasks=$(slurm_number "$gpus" SLURM_NTASKS)
+[ "$tasks" -eq "$gpus" ] || fail "SLURM_NTASKS=$tasks, but there are $gpus GPUs, each with its own process: $job"
+[ -n "$dry_run${SLURM_JOB_ID:-}" ] || fail "this is a job: $job scripts/slurm.sh ..., or --dry-run"
 require_ringformer cuda
 # By default JAX takes three quarters of a GPU's memory; the estimate assumes 92%. The estimate also gives the size of the
 # host memory pool for offloaded arrays. The trainer passes options to the compiler itself. The processes find each other
@@ -50,7 +62,8 @@ estimate_first
 command=(env "${environment[@]}" "${ringformer[@]}" train --distributed "--config=$config" "${overrides[@]}" "${allow[@]}")
 if [ -n "$dry_run" ]; then
     for ((node = 0; node < nodes; node++)); do
-        run "node $node, tasks $((8 * node)) to $((8 * node + 7))" "${command[@]}"
+        first=$((gpus_per_node * node))
+        run "node $node, tasks $first to $((first + gpus_per_node - 1))" "${command[@]}"
     done
     exit
 fi

@@ -79,7 +79,7 @@ def test_a_stage_is_passed_to_training_and_estimate(command):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["slurm.sh", "--target=12xA100-80", A100, *PATHS], "whole nodes of eight GPUs, e.g. 8x, 16x or 32x"),
+        (["slurm.sh", "--target=12xA100-80", A100, *PATHS], "12 GPUs are not whole nodes of 8"),
         (["slurm.sh", "--target=4xA100-80", A100, *PATHS], "for less than a node there is scripts/gpu_node.sh"),
         (["slurm.sh", "--target=0xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
         (["slurm.sh", "--target=08xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
@@ -108,13 +108,47 @@ def test_mistakes_are_told(command, message):
     assert done.returncode == 2 and message in done.stderr
 
 
+THIRTY_TWO = ["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--dry-run"]
+ONE_HOST = ["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--dry-run"]
+
+
 @pytest.mark.parametrize(
-    ("nodes", "message"),
-    [("3", "32 GPUs, 3 nodes of eight have 24: sbatch --nodes=4"), ("0", "0 nodes of eight have 0: sbatch --nodes=4")],
+    ("command", "job", "message"),
+    [
+        (THIRTY_TWO, "NNODES=3", "32 GPUs, 3 nodes of 8 have 24: sbatch --nodes=4"),
+        (THIRTY_TWO, "JOB_NUM_NODES=3", "32 GPUs, 3 nodes of 8 have 24: sbatch --nodes=4"),
+        (THIRTY_TWO, "NNODES=4 GPUS_ON_NODE=4", "4 nodes of 4 have 16: sbatch --nodes=8 --gpus-per-node=4 --ntasks-"),
+        (THIRTY_TWO, "NNODES=8 GPUS_ON_NODE=4 NTASKS_PER_NODE=8", "SLURM_NTASKS_PER_NODE=8, but a node has 4 GPUs"),
+        (THIRTY_TWO, "NNODES=4 NTASKS=4", "SLURM_NTASKS=4, but there are 32 GPUs, each with its own process: sbatch"),
+        (THIRTY_TWO, "NNODES=4 JOB_NUM_NODES=8", "SLURM_JOB_NUM_NODES=8 and SLURM_NNODES=4 contradict each other"),
+        (
+            THIRTY_TWO,
+            "GPUS_ON_NODE=4 GPUS_PER_NODE=a100:8",
+            "SLURM_GPUS_ON_NODE=4 and SLURM_GPUS_PER_NODE=a100:8 contra",
+        ),
+        (THIRTY_TWO, "GPUS_ON_NODE=0", "SLURM_GPUS_ON_NODE=0 is no number from 1"),
+        (THIRTY_TWO, "NNODES=many", "SLURM_NNODES=many is no number from 1"),
+        (THIRTY_TWO, "GPUS_ON_NODE=5", "32 GPUs are not whole nodes of 5"),
+        (ONE_HOST, "GPUS_ON_NODE=4", "--target=8xH200 has 8 GPUs, but SLURM gives this host 4: --target=4xH200"),
+        (ONE_HOST, "GPUS_ON_NODE=8 NNODES=2", "this job has 2 nodes, and this script trains on one: sbatch"),
+    ],
 )
-def test_a_job_of_another_size_is_told_the_right_one(nodes, message):
-    done = launch("slurm.sh", "--target=32xA100-80", A100, *PATHS, "--dry-run", SLURM_NNODES=nodes)
+def test_a_job_of_another_size_is_told_the_right_one(command, job, message):
+    variables = dict(f"SLURM_{word}".split("=") for word in job.split())
+    done = launch(*command, **variables)
     assert done.returncode == 2 and message in done.stderr
+
+
+def test_a_job_on_nodes_of_four():
+    """As SLURM describes it on clusters whose nodes have four GPUs."""
+    job = dict(SLURM_JOB_NUM_NODES="2", SLURM_NNODES="2", SLURM_NTASKS="8", SLURM_NTASKS_PER_NODE="4")
+    done = launch("slurm.sh", "--target=8xA100-80", A100, *PATHS, "--dry-run", SLURM_GPUS_PER_NODE="a100:4", **job)
+    assert done.returncode == 0, done.stderr
+    assert "[node 1, tasks 4 to 7]" in done.stdout and "[node 2" not in done.stdout
+    done = launch(
+        "gpu_node.sh", "--target=4xH100", A100, *PATHS, "--dry-run", "--skip-estimate", SLURM_GPUS_ON_NODE="4"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 SLURM = ["slurm.sh", "--target=8xH200", A100, *PATHS, "--skip-estimate"]
