@@ -13,7 +13,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
-LAUNCH_SCRIPTS = ["launch_options.sh", "gpu_node.sh", "slurm.sh"]
+LAUNCH_SCRIPTS = ["launch_options.sh", "option_values.sh", "gpu_node.sh", "slurm.sh"]
 """Those that run wherever ringformer is installed. tpu_pod.sh sends the repository's HEAD to its hosts, and the others
 set up or show the repository: they need a clone."""
 

@@ -24,7 +24,12 @@ figure=
 machine="two CPU cores"
 out=
 command="bash scripts/experience.sh $*"
-for argument in "$@"; do
+usage="usage: bash scripts/experience.sh [--seeds=N] [--controls] [--count=N] [--share=X] [--config=FILE] \
+[--results=FILE] [--figure=FILE] [--machine=TEXT] [OUT]"
+# shellcheck source=scripts/option_values.sh
+source scripts/option_values.sh
+join_values "$usage" "$@"
+for argument in "${joined[@]}"; do
     case "$argument" in
         --seeds=[1-9]) seeds=${argument#*=} ;;
         --controls) controls=1 ;;
@@ -39,8 +44,7 @@ for argument in "$@"; do
         --figure=*) figure=${argument#*=} ;;
         --machine=*) machine=${argument#*=} ;;
         -*)
-            echo "usage: bash scripts/experience.sh [--seeds=N] [--controls] [--count=N] [--share=X] [--config=FILE]" \
-                "[--results=FILE] [--figure=FILE] [--machine=TEXT] [OUT]" >&2
+            echo "$usage" >&2
             exit 2
             ;;
         *)

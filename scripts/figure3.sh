@@ -19,7 +19,12 @@ results=results/figure3.json
 figure=docs/figures/figure3.png
 machine="two CPU cores"
 out=runs/figure3
-for argument in "$@"; do
+usage="usage: bash scripts/figure3.sh [--last=N] [--share=X] [--config=FILE] [--cases=N] [--results=FILE] \
+[--figure=FILE] [--machine=TEXT] [OUT]"
+# shellcheck source=scripts/option_values.sh
+source scripts/option_values.sh
+join_values "$usage" "$@"
+for argument in "${joined[@]}"; do
     case "$argument" in
         --last=[4-8]) last=${argument#*=} ;;
         --share=* | --config=*) options+=("$argument") ;;
@@ -32,8 +37,7 @@ for argument in "$@"; do
         --figure=*) figure=${argument#*=} ;;
         --machine=*) machine=${argument#*=} ;;
         -*)
-            echo "usage: bash scripts/figure3.sh [--last=N] [--share=X] [--config=FILE] [--cases=N] [--results=FILE]" \
-                "[--figure=FILE] [--machine=TEXT] [OUT]" >&2
+            echo "$usage" >&2
             exit 2
             ;;
         *) out=$argument ;;

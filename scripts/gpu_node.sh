@@ -13,7 +13,7 @@ $COMMON_OPTIONS
 END
 }
 parse_options "$@"
-[ ${#own[@]} -eq 0 ] || fail "unknown option ${own[0]} (--help lists them)"
+[ ${#own[@]} -eq 0 ] || unknown_option "${own[0]}"
 [ -n "$target$skip_estimate" ] || fail "which GPUs? --target=8xH200, or --skip-estimate"
 nodes=$(slurm_number 1 SLURM_JOB_NUM_NODES SLURM_NNODES)
 [ "$nodes" -eq 1 ] || fail "this job has $nodes nodes, and this script trains on one: sbatch scripts/slurm.sh"

@@ -19,7 +19,7 @@ for option in "${own[@]}"; do
     case "$option" in
         --processes=*) processes=${option#*=} ;;
         --devices=*) devices=${option#*=} ;;
-        *) fail "unknown option $option (--help lists them)" ;;
+        *) unknown_option "$option" ;;
     esac
 done
 [[ "$processes" =~ ^[1-9][0-9]*$ ]] || fail "how many processes? --processes=2"

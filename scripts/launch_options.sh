@@ -1,5 +1,7 @@
 # shellcheck shell=bash
 # Options of the launch scripts, and functions that print or run their commands. The launch scripts source this file.
+# shellcheck source=scripts/option_values.sh
+source "$(dirname "${BASH_SOURCE[0]}")/option_values.sh"
 # shellcheck disable=SC2034  # used in their usage texts
 COMMON_OPTIONS="  --config=FILE       the config (configs/)
   --init_from=DIR     start with the parameters of this run or converted model
@@ -28,7 +30,8 @@ ringformer=("${RINGFORMER_PYTHON:-$python}" -m ringformer.cli)
 # estimate), allow (for train) and own (options that the script itself handles).
 parse_options() {
     config="" target="" run_dir="" dry_run="" skip_estimate="" overrides=() allow=() own=()
-    for option in "$@"; do
+    join_values "$(usage)" "$@"
+    for option in "${joined[@]}"; do
         case "$option" in
             --config=*) config=${option#*=} ;;
             --target=*) target=${option#*=} ;;
@@ -52,6 +55,13 @@ parse_options() {
     [ -f "$config" ] || fail "there is no config file $config"
     [ -n "$run_dir" ] || fail "where to? --run_dir=DIR, which all hosts must share"
     overrides+=("--config.run_dir=$run_dir")
+}
+
+# unknown_option OPTION: fail, and name the option that may have been meant.
+unknown_option() {
+    local nearest
+    nearest=$(nearest_option "$(usage)" "$1")
+    fail "unknown option $1; ${nearest:+did you mean $nearest? }--help lists all"
 }
 
 fail() {

@@ -24,7 +24,12 @@ share=1
 config=configs/retrieval.py
 test=
 out=
-for argument in "$@"; do
+usage="usage: bash scripts/retrieval.sh [--short] [--seed=N] [--last=N] [--devices=N] [--run=NAME] [--train_only] \
+[--share=X] [--config=FILE] [--test] [OUT]"
+# shellcheck source=scripts/option_values.sh
+source scripts/option_values.sh
+join_values "$usage" "$@"
+for argument in "${joined[@]}"; do
     case "$argument" in
         --short) largest=99 form=_short ;;
         --seed=*) seed=${argument#*=} ;;
@@ -36,8 +41,7 @@ for argument in "$@"; do
         --test) test=1 ;;
         --config=*) config=${argument#*=} ;;
         -*)
-            echo "usage: bash scripts/retrieval.sh [--short] [--seed=N] [--last=N] [--devices=N] [--run=NAME]" \
-                "[--train_only] [--share=X] [--config=FILE] [--test] [OUT]" >&2
+            echo "$usage" >&2
             exit 2
             ;;
         *) out=$argument ;;

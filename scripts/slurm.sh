@@ -7,8 +7,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=USR1@180
-# Train on whole nodes under SLURM, with one process per GPU. Nodes have eight GPUs; for nodes of four, add
-# --gpus-per-node=4 --ntasks-per-node=4 to sbatch.
+# Train on whole nodes of several GPUs under SLURM, with one process per GPU.
+# Nodes have eight GPUs; on nodes of four, add --gpus-per-node=4 --ntasks-per-node=4 to sbatch.
 # Three minutes before the job's time is up, all processes save and end, and the job is queued again to resume the run. If
 # a process dies or stalls, the run is restarted within the job.
 # Submit this script from the repository's root, or from the folder that contains a copy of scripts/.
@@ -35,7 +35,7 @@ $COMMON_OPTIONS
 END
 }
 parse_options "$@"
-[ ${#own[@]} -eq 0 ] || fail "unknown option ${own[0]} (--help lists them)"
+[ ${#own[@]} -eq 0 ] || unknown_option "${own[0]}"
 [[ "$target" =~ ^[1-9][0-9]*x ]] || fail "which GPUs? --target=32xA100-80"
 gpus=${target%%x*}
 gpus_per_node=$(slurm_number 8 SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE)

@@ -37,7 +37,7 @@ for option in "${own[@]}"; do
         --bucket=*) bucket=${option#*=} && [ -n "$bucket" ] || fail "--bucket= names no bucket" ;;
         --spot) create+=(--spot) ;;
         --follow | --stop) only=${option#--} ;;
-        *) fail "unknown option $option (--help lists them)" ;;
+        *) unknown_option "$option" ;;
     esac
 done
 [ -n "$name" ] && [ -n "$zone" ] || fail "which slice? --name=NAME --zone=ZONE"

@@ -217,7 +217,8 @@ def test_a_wheel_ships_the_configs_and_the_scripts_that_need_no_clone(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "ringformer").rglob("*.py")}
     configs = {f"ringformer/configs/{path.name}" for path in ROOT.glob("configs/*.py")}
-    scripts = {f"ringformer/scripts/{name}" for name in ("gpu_node.sh", "launch_options.sh", "slurm.sh")}
+    parts = ("gpu_node.sh", "launch_options.sh", "option_values.sh", "slurm.sh")
+    scripts = {f"ringformer/scripts/{name}" for name in parts}
     chunks = {f"ringformer/ops/kernels/chunk_tables/{path.name}" for path in TABLES.glob("*.json")}
     assert len(configs) >= 8 and chunks
     data = {"py.typed", "hardware/chips.toml", "evals/texts/moby_dick.txt.bz2"}

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 LAUNCH_SCRIPTS = ("gpu_node.sh", "slurm.sh")
-"""Scripts that run wherever ringformer is installed; both source SHARED_OPTIONS from their folder."""
+"""Scripts that run wherever ringformer is installed; both source the files SOURCED from their folder."""
 
-SHARED_OPTIONS = "launch_options.sh"
+SOURCED = ("launch_options.sh", "option_values.sh")
 
 
 def folder(name: str) -> Path:
@@ -68,12 +68,10 @@ def copy(name: str, destination: Path | None = None) -> list[Path]:
         destination = Path("configs" if is_config else "scripts")
     target = destination if destination.suffix == source.suffix else destination / source.name
     wanted = [(source, target)]
-    if (
-        not is_config
-    ):  # the script sources these options from its own folder; another script may have brought them along
-        options, there = source.with_name(SHARED_OPTIONS), target.with_name(SHARED_OPTIONS)
-        if not (there.exists() and filecmp.cmp(options, there, shallow=False)):
-            wanted.append((options, there))
+    for name in () if is_config else SOURCED:
+        part, there = source.with_name(name), target.with_name(name)
+        if not (there.exists() and filecmp.cmp(part, there, shallow=False)):  # another script may have brought it along
+            wanted.append((part, there))
     for _, there in wanted:
         if there.exists():
             raise ValueError(f"{there} already exists: choose another destination, or remove it")
@@ -97,7 +95,7 @@ def add_list(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
 
 def add_copy(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int | None]:
     """Add the arguments of `ringformer configs copy NAME [DESTINATION]`."""
-    parser.description = "Copy a config in order to change it, or a launch script with the file that it sources."
+    parser.description = "Copy a config in order to change it, or a launch script with the files that it sources."
     parser.add_argument("name", help="a name from `ringformer configs list`")
     parser.add_argument(
         "destination",

@@ -43,12 +43,15 @@ CONFIG_MODULE = "ringformer_config_file"
 
 
 def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
-    """Return the ConfigDict of a config file with overrides of the form `--config.KEY=VALUE`.
+    """Return the ConfigDict of a config file with overrides of the form `--config.KEY=VALUE`; `--config.KEY` alone sets
+    a boolean.
 
     The file may import modules in its own folder. Raises FileNotFoundError if the file does not exist, and ValueError
-    if it returns no config, or if an override sets an unknown key or a key that every stage sets itself.
+    if it returns no config, or if an override sets an unknown key or a key that every stage sets itself, or has no
+    value.
     """
     config, values = _run_file(Path(path)), flags.FlagValues()
+    _check_values(config, overrides)
     argv = ["ringformer", *overrides]
     try:
         config_flags.DEFINE_config_dict("config", config, "the run", flag_values=values, sys_argv=argv)
@@ -66,6 +69,19 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
             raise ValueError(f"--config.{key}: every stage of {path} sets {key} itself; change it there")
     _take_from_store(values.config.data, named)
     return values.config
+
+
+def _check_values(config: ConfigDict, overrides: list[str]) -> None:
+    """Raise ValueError for an override without a value whose key is not a boolean. Unknown keys are left to absl."""
+    for word in overrides:
+        if not word.startswith("--config.") or "=" in word:
+            continue
+        *parents, name = word.removeprefix("--config.").split(".")
+        part = config
+        for parent in parents:
+            part = part.get(parent) if isinstance(part, ConfigDict) else None
+        if isinstance(part, ConfigDict) and name in part and part.get_type(name) is not bool:
+            raise ValueError(f"{word} needs a value: {word}=VALUE")
 
 
 def _take_from_store(data: ConfigDict, named: Collection[str]) -> None:

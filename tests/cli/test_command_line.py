@@ -95,6 +95,18 @@ def test_keys_of_a_config_and_what_they_mean(capsys):
         (["train", f"--config={QUICKSTART}", "--config.cpu_devices=-1"], "cpu_devices=-1 must be at least 0"),
         (["train", f"--config={QUICKSTART}", "--config.model.q_chunk=-1"], "q_chunk=-1 must be positive"),
         (["estimate", f"--config={QUICKSTART}", "--model=tiny", "--target=v5e-8"], "give one of them"),
+        (["train", "--config", str(QUICKSTART), "--config.cpu_devices", "-1"], "cpu_devices=-1 must be at least 0"),
+        (
+            ["train", "--config", str(QUICKSTART), "--config.run_dir", "--config.seed=1"],
+            "--config.run_dir needs a value",
+        ),
+        (["train", "--config", str(QUICKSTART), "--config.steps"], "--config.steps needs a value"),
+        (["train", "--config", str(QUICKSTART), "--config.stepz", "3"], 'Did you mean "steps"'),
+        (["train", "--confg", "x"], "there is no option --confg; did you mean --config?"),
+        (["train", "--stage", "--distributed"], "--stage needs a value; one that begins with a dash follows an equals"),
+        (["generate", "--prompt", "-hello"], "--prompt needs a value; one that begins with a dash follows an equals"),
+        (["estimate", "--json", "true"], "the following arguments are required: --target"),
+        (["estimate", "--json", "true", "--target", "v5e-8"], "unexpected arguments: true"),
         (["estimate", "--layout=round", "--target=v5e-8"], "invalid choice: 'round'"),
     ],
 )
@@ -102,6 +114,29 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, said, capsys):
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and said in err and err.startswith("ringformer ")
+
+
+@pytest.mark.parametrize(
+    ("words", "joined"),
+    [
+        (["train", "--config", "a.py", "--stage", "2"], ["--config=a.py", "--stage=2"]),
+        (
+            ["train", "--config.steps", "3", "--config.mesh_dim", "-1,1,1,8"],
+            ["--config.steps=3", "--config.mesh_dim=-1,1,1,8"],
+        ),
+        (["train", "--config.debug_nans", "--config.seed", "1"], ["--config.debug_nans", "--config.seed=1"]),
+        (["train", "--config.debug_nans", "false", "--distributed"], ["--config.debug_nans=false", "--distributed"]),
+        (["train", "--config.run_dir=a", "b"], ["--config.run_dir=a", "b"]),
+        (["estimate", "--mesh_dim", "-1,1,1,8", "--json"], ["--mesh_dim=-1,1,1,8", "--json"]),
+        (["estimate", "--no-offload", "--config", "a b.py"], ["--no-offload", "--config=a b.py"]),
+        (["generate", "--prompt", "- a list", "--temperature", "-1"], ["--prompt=- a list", "--temperature=-1"]),
+        (["generate", "--prompt", ""], ["--prompt="]),
+        (["checkpoint", "list", "runs/x"], ["runs/x"]),
+    ],
+)
+def test_a_value_follows_its_option_with_a_space_or_an_equals_sign(words, joined):
+    verb = command_line.find_verb(words)
+    assert command_line.join_values(words[len(verb.split()) :], make_parsers(verb)[1]) == joined
 
 
 def test_who_reads_no_further_sees_no_traceback():

@@ -69,6 +69,7 @@ def test_a_copy_is_laid_out_as_in_the_repository(layout, capsys):
         "configs/quickstart.py",
         "scripts/gpu_node.sh",
         "scripts/launch_options.sh",
+        "scripts/option_values.sh",
         "scripts/slurm.sh",
     ]
     common = ["--config=configs/quickstart.py", "--run_dir=runs/x", "--dry-run"]

@@ -43,6 +43,32 @@ def test_one_command_on_a_host_with_gpus():
     assert train[2:6] == [*RINGFORMER, "train"]
 
 
+def test_values_follow_a_space_or_an_equals_sign():
+    joined = ["--target=8xH200", A100, *PATHS, "--config.steps=3", "--config.mesh_dim=-1,1,1,8", "--skip-estimate"]
+    spaced = [word for option in joined for word in option.split("=", 1)]
+    assert spaced != joined and dry_run("gpu_node.sh", *spaced) == dry_run("gpu_node.sh", *joined)
+
+
+@pytest.mark.parametrize("script", ["experience.sh", "figure3.sh", "retrieval.sh"])
+def test_values_follow_a_space_in_the_other_scripts(script, tmp_path):
+    """With a `ringformer` that fails, so that the script ends where it would begin."""
+    fake_python(tmp_path / "python", 'echo "$@" >> "$0.log"; exit 9')
+    options = [word for pair in OPTIONS[script] for word in pair]
+    joined = ["=".join(pair) for pair in OPTIONS[script]]
+    for words in (joined, options):
+        launch(script, *words, str(tmp_path / "out"), RINGFORMER_PYTHON=str(tmp_path / "python"))
+    first, second = (tmp_path / "python.log").read_text().splitlines()
+    assert first == second and "0.3" in first
+    done = launch(script, "--share", RINGFORMER_PYTHON=str(tmp_path / "python"))
+    assert done.returncode == 2 and "--share needs a value" in done.stderr
+
+
+OPTIONS = {
+    "experience.sh": [("--seeds", "2"), ("--count", "54"), ("--share", "0.3")],
+    "figure3.sh": [("--last", "5"), ("--cases", "40"), ("--share", "0.3")],
+    "retrieval.sh": [("--seed", "7"), ("--devices", "2"), ("--share", "0.3")],
+}
+
 EVERY_SCRIPT = pytest.mark.parametrize(
     "command",
     [
@@ -87,7 +113,9 @@ def test_a_stage_is_passed_to_training_and_estimate(command):
         (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--nodes=0"], "unknown option --nodes=0"),
         (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--stage=0"], "--stage=0: a stage is a number, 1 is the"),
         (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage=two"], "--stage=two: a stage is a number"),
-        (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage"], "unknown option --stage"),
+        (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage"], "--stage needs a value; one that begins"),
+        (["gpu_node.sh", "--target", "--config", "x.py"], "--target needs a value"),
+        (["gpu_node.sh", A100, *PATHS, "--config.seed"], "--config.seed needs a value"),
         ([*POD, "--accelerator=v5litepod-0"], "none of v4-N, v5litepod-N, v5p-N"),
         ([*POD, "--accelerator=v4-512; reboot"], "none of v4-N, v5litepod-N, v5p-N"),
         ([*POD, "--accelerator=v4-512", "--nfs=-o:/share"], "--nfs=-o:/share is no IP:/SHARE"),
@@ -99,7 +127,12 @@ def test_a_stage_is_passed_to_training_and_estimate(command):
         (["slurm.sh", "--target=32xA100-80", *PATHS], "which config?"),
         (["gpu_node.sh", A100], "where to? --run_dir=DIR"),
         (["gpu_node.sh", A100, *PATHS], "which GPUs? --target=8xH200"),
-        (["gpu_node.sh", A100, *PATHS, "--skip-estimat"], "unknown option --skip-estimat"),
+        (["gpu_node.sh", A100, *PATHS, "--skip-estimat"], "unknown option --skip-estimat; did you mean --skip"),
+        (
+            ["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--run-di", "x"],
+            "--run-di; did you mean --run_dir? --help",
+        ),
+        (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--zzz"], "unknown option --zzz; --help lists all"),
         ([*POD, "--accelerator=v2-8"], "none of v4-N, v5litepod-N, v5p-N"),
     ],
 )
