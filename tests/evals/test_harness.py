@@ -2,11 +2,14 @@
 
 import json
 import logging
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM
 
 from ringformer.cli import main
 from ringformer.evals.harness import HarnessModel, _sums
@@ -110,7 +113,35 @@ def compare(mine, theirs):
             assert own == other
 
 
-@pytest.mark.slow
+def test_likelihoods_are_those_of_transformers(folder):
+    """Without the harness's own loop, which takes most of the time of the other tests: a text longer than the context,
+    continuations that share a context, and a text in windows."""
+    text = TextGenerator.load(folder / "ours", max_length=CONTEXT + 1, compute_dtype="float32")
+    ours = HarnessModel(text, batch_size=4)
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+    ids = ours.tok_encode("The ring carries keys and values around. " * 12)
+    assert len(ids) > CONTEXT + 8
+    cases = [(ids[:-5], ids[-5:]), (ids[:9], ids[9:12]), (ids[:9], ids[20:22]), (ids[:9], ids[30:31])]
+    found = ours._loglikelihood_tokens([(None, context, continuation) for context, continuation in cases])
+    for (context, continuation), (likelihood, is_greedy) in zip(cases, found, strict=True):
+        expected = expected_likelihood(theirs, context, continuation)
+        assert likelihood == pytest.approx(expected.likelihood, abs=2e-4) and is_greedy == expected.is_greedy
+
+
+class Expected(NamedTuple):
+    likelihood: float
+    is_greedy: bool
+
+
+def expected_likelihood(model, context, continuation) -> Expected:
+    """Score the last tokens of a text that has at most CONTEXT of them before its last one."""
+    inputs = (context + continuation)[-(CONTEXT + 1) : -1]
+    with torch.no_grad():
+        logits = model(torch.tensor([inputs])).logits[0, -len(continuation) :].double()
+    losses = torch.nn.functional.cross_entropy(logits, torch.tensor(continuation), reduction="sum")
+    return Expected(-losses.item(), logits.argmax(-1).tolist() == continuation)
+
+
 def test_a_continuation_is_greedy_if_every_token_of_it_is():
     losses = np.array([1.0, 2.0], np.float32)
     scores = [Scores(losses, np.array(flags)) for flags in ([True, True], [True, False], [False, False])]
@@ -148,7 +179,7 @@ def test_the_command(folder, capsys, of_hf):
     assert results["model"]["step"] == 0 and results["length"] == CONTEXT
 
 
-@pytest.mark.slow
+@pytest.mark.usual("words1-a task generates 12 tokens, beyond the context of 8")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
