@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM
 
@@ -126,6 +127,19 @@ def test_likelihoods_are_those_of_transformers(folder):
     for (context, continuation), (likelihood, is_greedy) in zip(cases, found, strict=True):
         expected = expected_likelihood(theirs, context, continuation)
         assert likelihood == pytest.approx(expected.likelihood, abs=2e-4) and is_greedy == expected.is_greedy
+
+
+def test_generations_are_those_of_transformers(folder):
+    text = TextGenerator.load(folder / "ours", max_length=CONTEXT + 1, compute_dtype="float32")
+    ours = HarnessModel(text, batch_size=2)
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+    settings = {"until": [" "], "max_gen_toks": 6, "do_sample": False}
+    prompts = ["The ring carries", "Keys"]
+    requests = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in prompts]
+    for prompt, answer in zip(prompts, ours.generate_until(requests), strict=True):
+        ids = ours.tok_encode(prompt)
+        out = theirs.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :]
+        assert answer == text.tokenizer.decode(out.tolist()).split(" ")[0]
 
 
 class Expected(NamedTuple):
