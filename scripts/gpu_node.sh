@@ -19,11 +19,14 @@ nodes=$(slurm_number 1 SLURM_JOB_NUM_NODES SLURM_NNODES)
 [ "$nodes" -eq 1 ] || fail "this job has $nodes nodes, and this script trains on one: sbatch scripts/slurm.sh"
 if [[ "$target" =~ ^[1-9][0-9]*x ]]; then
     gpus=${target%%x*}
+    [ "$gpus" -le 8 ] || fail "--target=$target is more than a node of 8 GPUs, and this script trains on one: sbatch \
+scripts/slurm.sh"
     there=$(slurm_number "$gpus" SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE)
     [ "$there" -eq "$gpus" ] || fail "--target=$target has $gpus GPUs, but SLURM gives this host $there: \
 --target=${there}x${target#*x}"
 fi
 require_ringformer cuda
+[ -z "$skip_estimate" ] || [ -z "${gpus:-}" ] || check_devices "$gpus"
 # By default JAX takes three quarters of a GPU's memory; the estimate assumes 92%. The estimate also gives the size of the
 # host memory pool for offloaded arrays. The trainer passes options to the compiler itself.
 environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)

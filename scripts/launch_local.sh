@@ -23,9 +23,11 @@ for option in "${own[@]}"; do
     esac
 done
 [[ "$processes" =~ ^[1-9][0-9]*$ ]] || fail "how many processes? --processes=2"
+[ -n "$devices" ] || [ $((8 % processes)) -eq 0 ] || fail "$processes processes do not share eight devices equally: --devices=N"
 devices=${devices:-$((8 / processes))}
 [[ "$devices" =~ ^[1-9][0-9]*$ ]] || fail "how many devices has each of $processes processes? --devices=1"
 require_ringformer train
+check_devices $((processes * devices))
 command=("${ringformer[@]}" train "--config=$config" "${overrides[@]}" "${allow[@]}" "--config.cpu_devices=$devices" --distributed
     "--num_processes=$processes")
 if [ -n "$dry_run" ]; then

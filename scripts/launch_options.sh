@@ -139,9 +139,17 @@ newest_checkpoint() {
     find "$run_dir" -maxdepth 3 -path '*/checkpoints/[0-9]*' -prune -printf '%T@ %p\n' 2>/dev/null | sort -n | tail -n 1 || true
 }
 
-# require_ringformer EXTRA: fail if no Python has ringformer, and say how to install it. A dry run needs none.
+# require_ringformer EXTRA: fail if no Python has ringformer, and say how to install it. A dry run needs none: it sets
+# can_check if it has one, and else says that the config is not checked.
+can_check=""
 require_ringformer() {
-    [ -z "$dry_run" ] || return 0
+    if [ -n "$dry_run" ]; then
+        "${ringformer[0]}" -c 'import ringformer.cli, sys; from importlib.util import find_spec
+sys.exit(not (find_spec("jax") and find_spec("flax")))' 2>/dev/null && can_check=1 ||
+            echo "$(basename "$0"): ${ringformer[0]} has no ringformer with its extra train, so this dry run does not check" \
+                "the config against the devices" >&2
+        return 0
+    fi
     local cure="RINGFORMER_PYTHON=/path/to/python names that of another environment"
     if [ -f "$repository/setup.py" ]; then
         cure="make it: bash $(printf %q "$repository")/scripts/setup_venv.sh $1 (or $cure)"
@@ -152,16 +160,29 @@ require_ringformer() {
     "${ringformer[0]}" -c 'import ringformer.cli' || fail "${ringformer[0]} has no ringformer; $cure"
 }
 
+# check_devices COUNT: in a dry run, fail if the config cannot train on this many devices; the run itself checks that, too.
+check_devices() {
+    [ -n "$can_check" ] || return 0
+    "${ringformer[@]}" train "--config=$config" "${overrides[@]}" "--check_devices=$1" || exit 2
+}
+
 # estimate_first: compile every stage before hardware is reserved any longer, and fail if one does not fit. Adds the
 # variables that the estimate recommends to the array environment, as NAME=VALUE. With --skip-estimate or in a dry run,
-# the variables come from closed forms, if ringformer is installed.
+# the variables come from closed forms, if ringformer is installed. A dry run fails if the closed forms refuse the config,
+# as the estimate would.
 environment=()
 estimate_first() {
     local command=("${ringformer[@]}" estimate "--config=$config" "--target=$target" "${overrides[@]}")
     local said needed verdict=0
-    [ -z "$dry_run" ] || [ -n "$skip_estimate" ] || run "this host" "${command[@]}" --require_fit --quick
-    if [ -n "$dry_run" ] || [ -n "$skip_estimate" ]; then
-        [ -n "$target" ] && "${ringformer[@]}" --help >/dev/null 2>&1 || return 0
+    if [ -n "$dry_run" ]; then
+        if [ -n "$target" ] && [ -n "$can_check" ]; then
+            said=$("${command[@]}" --closed_form 2>&1) || verdict=$?
+            # A run without an estimate may have GPUs that none knows; other targets name what can be reserved.
+            [ "$verdict" -eq 0 ] || [[ -n "$skip_estimate" && "$target" = [0-9]* ]] || fail "$(tail -n 1 <<<"$said")"
+        fi
+        [ -n "$skip_estimate" ] || run "this host" "${command[@]}" --require_fit --quick
+    elif [ -n "$skip_estimate" ]; then
+        [ -n "$target" ] || return 0
         said=$("${command[@]}" --closed_form 2>/dev/null) || return 0 # the run itself reports errors
     else
         said=$("${command[@]}" --require_fit --quick) || verdict=$?
@@ -169,6 +190,9 @@ estimate_first() {
         [ "$verdict" -eq 0 ] ||
             fail "not every stage fits $target, or the estimate failed (above); --skip-estimate trains all the same"
     fi
-    read -r -a needed <<<"$(sed -n 's/^environment: //p' <<<"$said")" || true
-    environment+=("${needed[@]}")
+    read -r -a needed <<<"$(sed -n 's/^environment: //p' <<<"${said:-}")" || true
+    local variable
+    for variable in "${needed[@]}"; do
+        [[ " ${environment[*]} " = *" $variable "* ]] || environment+=("$variable")
+    done
 }

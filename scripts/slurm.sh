@@ -58,6 +58,7 @@ require_ringformer cuda
 # host memory pool for offloaded arrays. The trainer passes options to the compiler itself. The processes find each other
 # through SLURM's variables.
 environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)
+[ -z "$skip_estimate" ] || check_devices "$gpus"
 estimate_first
 command=(env "${environment[@]}" "${ringformer[@]}" train --distributed "--config=$config" "${overrides[@]}" "${allow[@]}")
 if [ -n "$dry_run" ]; then

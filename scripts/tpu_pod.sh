@@ -112,7 +112,7 @@ if [ -z "$dry_run" ] && [ -n "$only" ]; then
     [ "$only" != stop ] || on_all_hosts "if $running; then kill -TERM \$(cat /tmp/ringformer.pid); else echo 'nothing runs here'; fi"
     follow
 fi
-[ -n "$skip_estimate" ] || require_ringformer estimate
+[ -n "$skip_estimate" ] && [ -z "$dry_run" ] || require_ringformer estimate
 # The hosts get HEAD, so there must be no uncommitted changes.
 if [ -z "$dry_run" ]; then
     git rev-parse --git-dir >/dev/null 2>&1 || fail "$PWD is no git repository: the hosts get what is committed in one"

@@ -1,33 +1,27 @@
 # PYTHON_ARGCOMPLETE_OK
 """`ringformer VERB`: find and call the verb's function; report users' mistakes in one line."""
 
-import argparse
 import difflib
 import os
-import re
 import sys
-from collections import deque
 from importlib import import_module, metadata
 
-from ringformer.cli.parser import Parser
+from ringformer.cli.parser import LIKE_OPTION, Parser
 from ringformer.cli.verbs import GROUPS, VERBS
 from ringformer.cli.visible_text import visible
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 """Beginning of JAX's error message. The error's class is not available, because JAX is not imported here."""
 
-LIKE_OPTION = re.compile("--?[A-Za-z]")
-"""Beginning of a word that is an option; a negative number is a value."""
 
-
-def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+def make_parsers(verb: str | None = None) -> tuple[Parser, Parser]:
     """Return the parser of the whole command line, and the parser of `verb`. Only the latter has its options and
     `call`."""
     completion = 'Each verb has --help. Completion: eval "$(register-python-argcomplete ringformer)"'
     top = Parser("ringformer", description="Long-context training in JAX over a ring of devices.", epilog=completion)
     top.add_argument("--version", action="version", version=f"ringformer {metadata.version('ringformer')}")
     places = {"": top.add_subparsers(metavar="VERB", title="verbs", required=True)}
-    chosen: argparse.ArgumentParser = top
+    chosen = top
     for name, (home, summary) in VERBS.items():
         group, _, last = name.rpartition(" ")
         if group not in places:
@@ -56,37 +50,12 @@ def find_verb(words: list[str]) -> str | None:
     raise ValueError(f"unknown verb {typed!r}; {hint}")
 
 
-def join_values(words: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the words after a verb, with `--option VALUE` written as `--option=VALUE`.
-
-    The word after an option that takes a value is its value, unless it looks like an option (`LIKE_OPTION`). Keys of
-    the config (`--config.KEY`) may also stand alone: `load_config` sees which of them are booleans.
-
-    Raises ValueError for another option without its value.
-    """
-    overrides = parser.get_default("overrides") is not None
-    valued = {name for name, action in parser._option_string_actions.items() if action.nargs != 0}
-    joined: list[str] = []
-    rest = deque(words)
-    while rest:
-        word = rest.popleft()
-        is_key = overrides and word.startswith("--config.") and "=" not in word
-        if word in valued or is_key:
-            if rest and not LIKE_OPTION.match(rest[0]):
-                word = f"{word}={rest.popleft()}"
-            elif not is_key:
-                example = f"{word}={rest[0] if rest else 'VALUE'}"
-                raise ValueError(f"{word} needs a value; one that begins with a dash follows an equals sign: {example}")
-        joined.append(word)
-    return joined
-
-
 def run(words: list[str]) -> int:
     """Run a command line and return the exit code. Raises ValueError for a user's mistake."""
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     verb = find_verb(words)
     top, parser = make_parsers(verb)
-    options = join_values(words[len((verb or "").split()) :], parser)
+    options = parser.join_values(words[len((verb or "").split()) :])
     overrides = parser.get_default("overrides") is not None
     valid = parser._option_string_actions
     for name in (word.partition("=")[0] for word in options if LIKE_OPTION.match(word)):

@@ -2,8 +2,13 @@
 
 import argparse
 import os
+import re
+from collections import deque
 from pathlib import Path
 from typing import Any, NoReturn
+
+LIKE_OPTION = re.compile("--?[A-Za-z]")
+"""Beginning of a word that is an option; a negative number is a value."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -28,6 +33,32 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         more = self.get_default("more_help")
         return super().format_help() + (f"\n{more()}\n" if more else "")
+
+    def join_values(self, words: list[str]) -> list[str]:
+        """Return the words after a verb, with `--option VALUE` written as `--option=VALUE`.
+
+        The word after an option that takes a value is its value, unless it looks like an option (`LIKE_OPTION`). Keys
+        of the config (`--config.KEY`) may also stand alone: `load_config` sees which of them are booleans.
+
+        Raises ValueError for another option without its value.
+        """
+        overrides = self.get_default("overrides") is not None
+        valued = {name for name, action in self._option_string_actions.items() if action.nargs != 0}
+        joined: list[str] = []
+        rest = deque(words)
+        while rest:
+            word = rest.popleft()
+            is_key = overrides and word.startswith("--config.") and "=" not in word
+            if word in valued or is_key:
+                if rest and not LIKE_OPTION.match(rest[0]):
+                    word = f"{word}={rest.popleft()}"
+                elif not is_key:
+                    example = f"{word}={rest[0] if rest else 'VALUE'}"
+                    raise ValueError(
+                        f"{word} needs a value; one that begins with a dash follows an equals sign: {example}"
+                    )
+            joined.append(word)
+        return joined
 
 
 def output_file(text: str) -> Path:

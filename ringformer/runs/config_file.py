@@ -51,7 +51,8 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
     value.
     """
     config, values = _run_file(Path(path)), flags.FlagValues()
-    _check_values(config, overrides)
+    if without_value := [word for word in overrides if word.startswith("--config.") and "=" not in word]:
+        _check_booleans(config, without_value)
     argv = ["ringformer", *overrides]
     try:
         config_flags.DEFINE_config_dict("config", config, "the run", flag_values=values, sys_argv=argv)
@@ -71,11 +72,9 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
     return values.config
 
 
-def _check_values(config: ConfigDict, overrides: list[str]) -> None:
+def _check_booleans(config: ConfigDict, without_value: list[str]) -> None:
     """Raise ValueError for an override without a value whose key is not a boolean. Unknown keys are left to absl."""
-    for word in overrides:
-        if not word.startswith("--config.") or "=" in word:
-            continue
+    for word in without_value:
         *parents, name = word.removeprefix("--config.").split(".")
         part = config
         for parent in parents:

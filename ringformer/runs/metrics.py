@@ -5,6 +5,7 @@ import os
 import sys
 import uuid
 from datetime import timedelta
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ class Reporter:
         if active and config.tensorboard:
             self._boards.append(TensorBoard(run_dir))
         self._console = Console(stderr=True, quiet=not active)
+        self.say = partial(self._console.print, markup=False, highlight=False, soft_wrap=True)
+        """Function that prints a line above the progress bar."""
         self._bar = Progress(
             TextColumn("step"),
             BarColumn(),
@@ -121,10 +124,6 @@ class Reporter:
         """Wait until the rows are on disk, so that no checkpoint outlives the rows of its steps."""
         if self._file is not None:
             os.fsync(self._file.fileno())
-
-    def say(self, text: str) -> None:
-        """Print a line above the progress bar."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop the progress bar and close the file and the boards."""

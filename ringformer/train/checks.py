@@ -6,11 +6,15 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import AbstractMesh
+
 from ringformer.checkpoints.saved_model import model_of, other_tokenizer
 from ringformer.data import Loader, Tokenizer
 from ringformer.files.run_layout import CONFIG, HF_CONFIG, METRICS
 from ringformer.hardware import GiB
 from ringformer.models.interface import ModelConfig
+from ringformer.models.registry import check_mesh
+from ringformer.parallel.mesh import AXIS_NAMES, check_batch, mesh_shape
 from ringformer.parallel.runtime_environment import HOST_POOL, host_pool, host_pool_needed
 from ringformer.runs.config import Config
 
@@ -103,6 +107,13 @@ def _short(value: Any) -> str:
         given = ", ".join(f"{k}={v:g}" for k, v in options if v is not None)
         return kind + (f"({given})" if given else "")
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def check_devices(config: Config, count: int) -> None:
+    """Raise ValueError if the run's mesh, length or batch does not fit this number of devices; needs none of them."""
+    mesh = AbstractMesh(mesh_shape(config.mesh_dim, count), AXIS_NAMES)
+    check_mesh(config.model, mesh)
+    check_batch(config.model.layout, config.model.ulysses, mesh, config.seq_len, config.batch_size, config.accumulate)
 
 
 def check_host_pool(model: ModelConfig, tokens: int) -> None:

@@ -35,11 +35,15 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
     parser.add_argument("--stage", type=int, help="train only this stage of a config with stages (1 is the first)")
     allowed = "continue a run although these keys of its config changed; stage-2: begin that stage anew"
     parser.add_argument("--allow", metavar="KEY,...", default="", help=allowed)
+    checked = "check that every stage could train on N devices, and train nothing; needs no such devices"
+    parser.add_argument("--check_devices", metavar="N", type=int, help=checked)
     add_distributed_flags(parser)
     return _train
 
 
 def _train(args: argparse.Namespace) -> int:
+    if args.check_devices is not None:
+        return _check_devices(args)
     from ringformer.processes.signals import SignalThread
     from ringformer.processes.stderr import LastingStream
 
@@ -54,6 +58,24 @@ def _train(args: argparse.Namespace) -> int:
             raise
         finally:
             supervisor.close()
+
+
+def _check_devices(args: argparse.Namespace) -> int:
+    """Check the stages of a config, or one of them, for a number of devices that need not be there."""
+    from ringformer.runs.config_file import load_config, parse_stages
+    from ringformer.train.checks import check_devices
+
+    if args.check_devices < 1:
+        raise ValueError(f"--check_devices={args.check_devices} must be at least 1")
+    values = load_config(args.config, args.overrides)
+    configs = parse_stages(values, inherit=False)
+    if args.stage is not None:
+        if not 1 <= args.stage <= len(values.stages):
+            raise ValueError(f"--stage={args.stage} does not exist: the config has {len(values.stages)} stages")
+        configs = configs[args.stage - 1 : args.stage]
+    for config in configs:
+        check_devices(config, args.check_devices)
+    return 0
 
 
 def _nothing_begun(number: int) -> None:

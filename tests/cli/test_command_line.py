@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, said, capsys):
 )
 def test_a_value_follows_its_option_with_a_space_or_an_equals_sign(words, joined):
     verb = command_line.find_verb(words)
-    assert command_line.join_values(words[len(verb.split()) :], make_parsers(verb)[1]) == joined
+    assert make_parsers(verb)[1].join_values(words[len(verb.split()) :]) == joined
 
 
 def test_who_reads_no_further_sees_no_traceback():

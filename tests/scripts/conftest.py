@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.scripts.launching import A100, ROOT, V5E
+from tests.scripts.launching import A100, H200, ROOT, V5E
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def clone(tmp_path):
     folder = tmp_path / "a clone"
     (folder / "configs").mkdir(parents=True)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
-    for config in (A100, V5E):
+    for config in (A100, H200, V5E):
         shutil.copy(ROOT / config.partition("=")[2], folder / "configs")
     shutil.copy(ROOT / "setup.py", folder)
     return folder

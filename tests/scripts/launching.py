@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 PATHS = ["--init_from=/share/llama 13b", "--store=/share/data", "--tokenizer=/share/t.model", "--run_dir=/share/run"]
 A100, V5E = (f"--config=configs/llama_13b_512k_{name}.py" for name in ("32xa100", "v5e_256"))
+H200 = "--config=configs/llama3_8b_1m_8xh200.py"
 POD = ["tpu_pod.sh", "--name=pod", "--zone=us-west4-a", V5E, *PATHS]
 
 
@@ -15,9 +16,9 @@ def launch(script, *arguments, cwd=ROOT, **env):
     return subprocess.run(["bash", f"scripts/{script}", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
 
 
-def dry_run(script, *arguments):
+def dry_run(script, *arguments, **env):
     """The lines of a script that only says what it would do: {where: [command as words]}."""
-    done = launch(script, "--dry-run", *arguments)
+    done = launch(script, "--dry-run", *arguments, **env)
     assert done.returncode == 0, done.stderr
     found = {}
     for line in done.stdout.splitlines():

@@ -10,7 +10,7 @@ import pytest
 
 from ringformer.hardware import GiB
 from ringformer.parallel.runtime_environment import GPU_FRACTION, HOST_POOL, MEMORY_FRACTION, runtime_environment
-from tests.scripts.launching import A100, PATHS, POD, ROOT, SRUN, dry_run, fake_python, launch
+from tests.scripts.launching import A100, H200, PATHS, POD, ROOT, SRUN, dry_run, fake_python, launch
 
 SCRIPTS = sorted(ROOT.glob("scripts/*.sh"))
 RINGFORMER = [str(ROOT / ".venv/bin/python"), "-m", "ringformer.cli"]
@@ -26,25 +26,25 @@ def test_scripts_are_sound(path):
 
 def test_one_command_on_a_slurm_cluster():
     """Estimated once, then the same command on every node, with the paths that were given."""
-    found = dry_run("slurm.sh", "--target=32xA100-80", A100, *PATHS, "--config.steps=3")
+    found = dry_run("slurm.sh", "--target=32xA100-80", A100, *PATHS, "--config.seed=3")
     assert [c[:4] for c in found.pop("this host")] == [[*RINGFORMER, "estimate"]]
     assert list(found) == [f"node {n}, tasks {8 * n} to {8 * n + 7}" for n in range(4)]
     (command,) = found["node 3, tasks 24 to 31"]
     assert command[:7] == ["env", f"{MEMORY_FRACTION}={GPU_FRACTION}", *RINGFORMER, "train", "--distributed"]
-    assert {A100, "--config.init_from=/share/llama 13b", "--config.run_dir=/share/run", "--config.steps=3"} < {*command}
+    assert {A100, "--config.init_from=/share/llama 13b", "--config.run_dir=/share/run", "--config.seed=3"} < {*command}
     assert all(commands == [command] for commands in found.values())
 
 
 def test_one_command_on_a_host_with_gpus():
-    estimate, train = dry_run("gpu_node.sh", "--target=8xH200", A100, *PATHS)["this host"]
+    estimate, train = dry_run("gpu_node.sh", "--target=8xH200", H200, *PATHS)["this host"]
     assert estimate[:4] == [*RINGFORMER, "estimate"] and {"--target=8xH200", "--require_fit"} < {*estimate}
     assert train[2:6] == [*RINGFORMER, "train"] and "--distributed" not in train
-    (train,) = dry_run("gpu_node.sh", A100, *PATHS, "--skip-estimate")["this host"]
+    (train,) = dry_run("gpu_node.sh", H200, *PATHS, "--skip-estimate")["this host"]
     assert train[2:6] == [*RINGFORMER, "train"]
 
 
 def test_values_follow_a_space_or_an_equals_sign():
-    joined = ["--target=8xH200", A100, *PATHS, "--config.steps=3", "--config.mesh_dim=-1,1,1,8", "--skip-estimate"]
+    joined = ["--target=8xH200", H200, *PATHS, "--config.seed=3", "--config.mesh_dim=-1,1,1,8"]
     spaced = [word for option in joined for word in option.split("=", 1)]
     assert spaced != joined and dry_run("gpu_node.sh", *spaced) == dry_run("gpu_node.sh", *joined)
 
@@ -73,7 +73,7 @@ EVERY_SCRIPT = pytest.mark.parametrize(
     "command",
     [
         ["slurm.sh", "--target=32xA100-80", A100],
-        ["gpu_node.sh", "--target=8xH200", A100],
+        ["gpu_node.sh", "--target=8xH200", H200],
         [*POD, "--accelerator=v5litepod-256"],
     ],
     ids=lambda command: command[0],
@@ -112,8 +112,8 @@ def test_a_stage_is_passed_to_training_and_estimate(command):
         (["slurm.sh", "--target=xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
         (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--nodes=0"], "unknown option --nodes=0"),
         (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--stage=0"], "--stage=0: a stage is a number, 1 is the"),
-        (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage=two"], "--stage=two: a stage is a number"),
-        (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage"], "--stage needs a value; one that begins"),
+        (["gpu_node.sh", "--target=8xH200", H200, *PATHS, "--stage=two"], "--stage=two: a stage is a number"),
+        (["gpu_node.sh", "--target=8xH200", H200, *PATHS, "--stage"], "--stage needs a value; one that begins"),
         (["gpu_node.sh", "--target", "--config", "x.py"], "--target needs a value"),
         (["gpu_node.sh", A100, *PATHS, "--config.seed"], "--config.seed needs a value"),
         ([*POD, "--accelerator=v5litepod-0"], "none of v4-N, v5litepod-N, v5p-N"),
@@ -141,8 +141,37 @@ def test_mistakes_are_told(command, message):
     assert done.returncode == 2 and message in done.stderr
 
 
+QUICK = ["--config=configs/quickstart.py", "--run_dir=/share/run"]
+LOCAL = ["launch_local.sh", *QUICK]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["gpu_node.sh", "--target=9xH100", A100, *PATHS], "--target=9xH100 is more than a node of 8 GPUs"),
+        (["gpu_node.sh", "--target=16xH100", A100, *PATHS, "--skip-estimate"], "is more than a node of 8 GPUs"),
+        (["gpu_node.sh", "--target=7xH200", H200, *PATHS], "needs 8 devices, there are 7"),
+        (["gpu_node.sh", "--target=8xH101", A100, *PATHS], "unknown target '8xH101'"),
+        (["slurm.sh", "--target=32xA100-80", *QUICK, "--skip-estimate"], "needs 8 devices, there are 32"),
+        ([*POD, *QUICK, "--accelerator=v5litepod-256", "--skip-estimate"], "needs 8 devices, there are 256"),
+        ([*LOCAL, "--processes=3"], "3 processes do not share eight devices equally: --devices=N"),
+        ([*LOCAL, "--processes=3", "--devices=2"], "mesh_dim='1,1,1,8' needs 8 devices, there are 6"),
+        ([*LOCAL, "--processes=2", "--config.seq_len=100"], "sequence length 100 is"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(command, message):
+    done = launch(*command, "--dry-run")
+    assert done.returncode == 2 and message in done.stderr, done.stdout
+    assert " train " not in done.stdout and "Traceback" not in done.stderr
+
+
+def test_a_dry_run_without_ringformer_says_what_it_does_not_check(clone):
+    done = launch("gpu_node.sh", "--target=8xH100", A100, *PATHS, "--config.mesh_dim=1,1,1,7", "--dry-run", cwd=clone)
+    assert done.returncode == 0 and "this dry run does not check the config against" in done.stderr
+
+
 THIRTY_TWO = ["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--dry-run"]
-ONE_HOST = ["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--dry-run"]
+ONE_HOST = ["gpu_node.sh", "--target=8xH200", H200, *PATHS, "--dry-run"]
 
 
 @pytest.mark.parametrize(
@@ -175,18 +204,17 @@ def test_a_job_of_another_size_is_told_the_right_one(command, job, message):
 def test_a_job_on_nodes_of_four():
     """As SLURM describes it on clusters whose nodes have four GPUs."""
     job = dict(SLURM_JOB_NUM_NODES="2", SLURM_NNODES="2", SLURM_NTASKS="8", SLURM_NTASKS_PER_NODE="4")
-    done = launch("slurm.sh", "--target=8xA100-80", A100, *PATHS, "--dry-run", SLURM_GPUS_PER_NODE="a100:4", **job)
+    done = launch("slurm.sh", "--target=8xH200", H200, *PATHS, "--dry-run", SLURM_GPUS_PER_NODE="h200:4", **job)
     assert done.returncode == 0, done.stderr
     assert "[node 1, tasks 4 to 7]" in done.stdout and "[node 2" not in done.stdout
-    done = launch(
-        "gpu_node.sh", "--target=4xH100", A100, *PATHS, "--dry-run", "--skip-estimate", SLURM_GPUS_ON_NODE="4"
-    )
+    four = ["--target=4xH200", H200, *PATHS, "--skip-estimate"]
+    done = launch("gpu_node.sh", *four, "--dry-run", SLURM_GPUS_ON_NODE="4", RINGFORMER_PYTHON="/nowhere/python")
     assert done.returncode == 0, done.stderr
 
 
-SLURM = ["slurm.sh", "--target=8xH200", A100, *PATHS, "--skip-estimate"]
+SLURM = ["slurm.sh", "--target=8xH200", H200, *PATHS, "--skip-estimate"]
 LAUNCHES = [
-    (["gpu_node.sh", "--target=8xH200", A100, *PATHS], "cuda"),
+    (["gpu_node.sh", "--target=8xH200", H200, *PATHS], "cuda"),
     (SLURM, "cuda"),
     (["tpu_pod.sh", "--name=pod", "--zone=z", A100, *PATHS, "--accelerator=v4-512"], "estimate"),
 ]
@@ -222,7 +250,7 @@ def test_the_environment_is_used_whether_active_or_not(clone, tmp_path, named):
         )
         assert done.returncode == 0, done.stderr
         last = (python.parent / "python.log").read_text().splitlines()[-1]
-        assert last.startswith(f"-m ringformer.cli train {distributed}{A100}") and "--config.run_dir=/share/run" in last
+        assert last.startswith(f"-m ringformer.cli train {distributed}{H200}") and "--config.run_dir=/share/run" in last
 
 
 LONG_WITH_OFFLOAD = """
@@ -285,6 +313,6 @@ def test_a_job_is_submitted_from_the_repository(clone, tmp_path):
 def test_an_estimate_that_fails_stops_the_training(clone):
     """With a `ringformer` that refuses and says so."""
     fake_python(clone / ".venv/bin/python", 'echo "$3" >> "$0.log"; [ "$1" = -c ]')
-    done = launch("gpu_node.sh", "--target=8xH200", A100, *PATHS, cwd=clone)
+    done = launch("gpu_node.sh", "--target=8xH200", H200, *PATHS, cwd=clone)
     assert done.returncode == 2 and "not every stage fits 8xH200" in done.stderr
     assert (clone / ".venv/bin/python.log").read_text() == "\nestimate\n"

@@ -18,11 +18,12 @@ LOCK = "requirements/train.txt"
 
 @pytest.mark.usual("v6e")
 @pytest.mark.parametrize("generation", CLOUD_TPUS)
-def test_one_command_on_a_pod(generation):
+def test_one_command_on_a_pod(generation, tmp_path):
     """Each generation under Google's name of its slices, with the image of its hosts, estimated for the same slice."""
     cloud, size = CLOUD_TPUS[generation], max(SLICES[generation])
     accelerator, target = f"{cloud.accelerator_type}-{size}", f"{generation}-{size}"
-    found = dry_run(*POD, f"--accelerator={accelerator}", "--nfs=10.0.0.2:/share")
+    python = str(tmp_path / "python")  # there is none, which could say that the config is for another size
+    found = dry_run(*POD, f"--accelerator={accelerator}", "--nfs=10.0.0.2:/share", RINGFORMER_PYTHON=python)
     estimate, create, *_ = found["this host"]
     assert f"--target={target}" in estimate
     assert create[:5] == ["gcloud", "compute", "tpus", "queued-resources", "create"]
