@@ -88,7 +88,7 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
 def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | None = None) -> None:
     """Train each of `runs` (from `prepare_stages`) that is not finished, and keep the record of all `configs`.
 
-    `stopping` may end a stage early, as in `train`.
+    `stopping` may end a stage early, as in `train`; the record then has the step that was saved last.
     """
     with RunLock(Path(configs[0].run_dir).parent):
         if jax.process_index() == 0:
@@ -99,7 +99,11 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
                 _write_record(configs)
             # Earlier stages need no check here: each is verified when the next one starts from it.
             if not (nothing_left if run is runs[-1] else finished)(run.config):
-                train(run, stopping)
+                try:
+                    train(run, stopping)
+                finally:
+                    if jax.process_index() == 0:
+                        _write_record(configs)
         if jax.process_index() == 0:
             print(record_table(_write_record(configs)))
 
@@ -179,7 +183,7 @@ def _row(number: int, config: Config) -> dict:
         "mesh_dim": config.mesh_dim,
         "steps": config.steps,
         "tokens": config.steps * config.batch_size * config.seq_len,
-        "state": "finished" if finished(config) else f"at step {step}" if rows else "not begun",
+        "state": "finished" if finished(config) else f"at step {step}" if rows or step else "not begun",
         "eval_loss_first": losses[0] if losses else None,
         "eval_loss_last": losses[-1] if losses else None,
     }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,8 +16,10 @@ from flax import nnx
 
 from ringformer.checkpoints.saved_model import latest_step
 from ringformer.inference.generator import load_model
+from ringformer.processes.stopping import Terminated
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse, parse_stages
+from ringformer.train import stages
 from ringformer.train.stages import prepare_stages
 from tests.cpu_flags import cpu_environment
 
@@ -127,6 +130,27 @@ def test_folders_of_other_stages_and_unfinished_ones_are_refused(folder):
     (folder / "run" / "stage-2-256").mkdir(parents=True)
     with pytest.raises(ValueError, match="holds stage-2-256, which this config does not have"):
         prepare_stages(configs)
+
+
+def test_the_record_has_the_step_at_which_a_stage_was_stopped(folder, monkeypatch):
+    """With a trainer that finishes the first stage and is stopped in the second, which has not reported a step yet."""
+    configs = parse_stages(config(folder, *STAGES))
+    last = {configs[0].run_dir: 4, configs[1].run_dir: 2}
+
+    def train(run, _stopping):
+        run.run_dir.mkdir(parents=True)
+        trained.append(run.config.run_dir)
+        if run.config is configs[1]:
+            raise Terminated("stopped at step 2", signal.SIGINT)
+
+    trained: list[str] = []
+    monkeypatch.setattr(stages, "train", train)
+    monkeypatch.setattr(stages, "latest_step", lambda run_dir: last[run_dir] if run_dir in trained else None)
+    runs = [SimpleNamespace(config=c, run_dir=Path(c.run_dir), allow=()) for c in configs]
+    with pytest.raises(Terminated):
+        stages.train_stages(configs, runs)
+    states = [row["state"] for row in json.loads((folder / "run" / "stages.json").read_text())]
+    assert states == ["at step 4", "at step 2"]  # the first has no evaluation here
 
 
 @pytest.mark.slow
