@@ -81,7 +81,8 @@ def sequences_of(template: ChatTemplate, conversation: list[list]) -> list[dict]
 
 
 def _grouped(whole: str, answers: list[Answer], is_trained: list[bool]) -> list[Sequence]:
-    """Put each answer into the longest text that begins as the answer's own turn does."""
+    """Put each answer into the longest text that begins as the answer's own turn does. There is at least one sequence,
+    even if no answer is trained on."""
     sequences: list[Sequence] = []
     text, left = whole, answers
     while True:
@@ -89,10 +90,10 @@ def _grouped(whole: str, answers: list[Answer], is_trained: list[bool]) -> list[
         if kept:
             sequences.append(Sequence(text, kept))
         left = [answer for answer in left if answer not in kept]
-        to_train = [answer for answer in left if is_trained[answer.number]]
-        if not to_train:
+        needed = [answer for answer in left if is_trained[answer.number] or not sequences]
+        if not needed:
             return sequences[::-1]
-        text = to_train[-1].text
+        text = needed[-1].text
 
 
 def _pieces(sequence: Sequence) -> list[tuple[str, bool]]:

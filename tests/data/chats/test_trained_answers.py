@@ -79,6 +79,12 @@ def test_an_answer_that_is_read_only_has_no_sequence_of_its_own():
     assert answers == [1] and text.count("[") == 1
 
 
+def test_a_conversation_that_is_only_read_has_one_sequence():
+    conversation = [[*message, False] for message in THOUGHTS]
+    (_, answers), *others = found(OPENS, conversation)
+    assert answers == [1] and not others
+
+
 def test_an_answer_continues_a_thought_that_its_prompt_begins():
     """The rendering leaves it out, so that the prompt is not its beginning."""
     sequences = found(OPENS, THOUGHTS)
