@@ -1,10 +1,12 @@
 """Reports of a run: a description at its start, and the metrics of each step, reported one step late."""
 
 import time
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -14,7 +16,7 @@ from ringformer.models.registry import flops_per_token, registered_by
 from ringformer.runs.config import Config
 from ringformer.runs.folder import RunFolder
 from ringformer.runs.metrics import Reporter
-from ringformer.runs.record import describe
+from ringformer.runs.record import Changes, describe
 from ringformer.train.checks import context_changes, theta_warnings
 from ringformer.train.optimizer import schedule
 from ringformer.train.prepare import Run
@@ -135,7 +137,7 @@ class StepReports:
             *([describe_adapters(config)] if config.lora.rank else ()),
             *folder.damage,
             *self._reporter.gaps,
-            *([f"changed from step {start} on: {describe(folder.changes)}"] if folder.changes else ()),
+            *(self._describe_changes(config, folder) if folder.changes else ()),
             *([run.kernel] if run.kernel else ()),
             *(f"{change}, compared with {config.init_from}" for change in changed),
             *lower,
@@ -147,6 +149,17 @@ class StepReports:
         ]
         for line in lines:
             self.say(line)
+
+    def _describe_changes(self, config: Config, folder: RunFolder) -> list[str]:
+        """Describe what changed since the last checkpoint, and the learning rate of the next step before and after."""
+        step = self._start + 1
+        lines = [f"changed from step {self._start} on: {describe(folder.changes)}"]
+        updates = self._skipped.updates_before(step)
+        before = float(_schedule_before(config, folder.changes)(updates))
+        after = float(self._rate(updates))
+        if before != after:
+            lines.append(f"learning rate of step {step}: {before:.3g} -> {after:.3g}")
+        return lines
 
     def _report(self, step, metrics):
         seconds, self._last = time.perf_counter() - self._last, time.perf_counter()
@@ -178,6 +191,15 @@ class StepReports:
         for line in remarks:
             self.say(line)
         self._skipped.check(step)
+
+
+def _schedule_before(config: Config, changes: Changes) -> optax.Schedule:
+    """Return the learning rate by update of a run before its config changed."""
+    of_optimizer = {field.name for field in fields(config.optimizer)}
+    before = {key.removeprefix("optimizer."): old for key, (old, _) in changes.items() if key.startswith("optimizer.")}
+    known = {name: old for name, old in before.items() if name in of_optimizer}
+    steps, _ = changes.get("steps", (config.steps, config.steps))  # None: not recorded, the rate was constant
+    return schedule(replace(config.optimizer, **known), config.steps if steps is None else steps)
 
 
 def describe_adapters(config: Config) -> str:

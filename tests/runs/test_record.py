@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import math
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -367,6 +369,31 @@ def test_a_changed_digit_of_a_record_is_noticed(begun, tmp_path):
     prepare(c)
 
 
+def test_a_longer_cosine_names_the_rate_before_and_after(begun, tmp_path, capfd, no_training):
+    """The rate of the step that comes next, as computed by hand."""
+    c = copy(begun, tmp_path)
+    longer = edited(c, {"steps": c.steps + 2})
+    train(prepare(longer, ["steps"]))
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("learning rate")]
+    values = re.fullmatch(r"learning rate of step 3: (\S+) -> (\S+)", line)
+    expected = [cosine(config, updates=2) for config in (c, longer)]
+    assert [float(values[1]), float(values[2])] == pytest.approx(expected, rel=1e-2) and expected[0] < expected[1]
+    train(prepare(longer))  # the control: from here on the run is this one
+    assert "learning rate of step" not in capfd.readouterr().err
+
+
+def cosine(config, updates):
+    peak, warmup, last = (
+        config.optimizer.learning_rate,
+        config.optimizer.warmup(config.steps),
+        config.optimizer.final_fraction,
+    )
+    if updates < warmup:
+        return peak * updates / warmup
+    done = (updates - warmup) / (config.steps - warmup)
+    return peak * (last + (1 - last) * (1 + math.cos(math.pi * done)) / 2)
+
+
 def test_an_allowed_change_is_recorded_with_its_step(begun, tmp_path, capfd, no_training):
     c = edited(copy(begun, tmp_path), {"optimizer.learning_rate": 1e-3})
     with pytest.raises(ValueError, match=r"--allow=optimizer\.learning_rat: .*did you mean optimizer\.learning_rate"):
@@ -374,7 +401,9 @@ def test_an_allowed_change_is_recorded_with_its_step(begun, tmp_path, capfd, no_
     train(prepare(c, ["optimizer.learning_rate", "seed"]))
     (line,) = Path(c.run_dir, "changes.jsonl").read_text().splitlines()
     assert json.loads(line) == {"step": 2, "changes": {"optimizer.learning_rate": [1e-2, 1e-3]}}
-    assert "changed from step 2 on: optimizer.learning_rate 0.01 -> 0.001" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "changed from step 2 on: optimizer.learning_rate 0.01 -> 0.001" in said
+    assert re.search(r"^learning rate of step 3: (\S+) -> (\S+)$", said, re.MULTILINE)
     rates = [row["learning_rate"] for row in rows(c.run_dir) if "loss" in row]
     assert rates[1] == pytest.approx(1e-2) and 1e-4 <= rates[2] <= 1e-3
     prepare(c)  # this is the run now
