@@ -36,7 +36,7 @@ STYLE: Any = {
 def check_matplotlib() -> None:
     """Raise ValueError if matplotlib is missing; called before a figure's data are computed for hours."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("figures need matplotlib: pip install -e '.[plot]' in the clone of ringformer")
+        raise ValueError("figures need matplotlib: pip install 'ringformer[plot]'")
 
 
 def drawn(draw: Callable) -> Callable:

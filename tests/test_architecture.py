@@ -100,7 +100,8 @@ def test_every_file_has_its_floor():
 
 
 def test_no_hint_names_a_package_that_no_index_has():
-    """ringformer is installed from a clone: `pip install -e .`."""
+    """ringformer is installed from a clone: `pip install -e .`. The package itself may name its extras, because pip
+    takes a package that is installed, from a wheel or a clone, for the one that is named."""
     house = ROOT.parent
     files = [
         p
@@ -111,7 +112,17 @@ def test_no_hint_names_a_package_that_no_index_has():
     files += [*house.glob("*.md"), house / "setup.py"]
     hint = re.compile(r"pip install (--?\w+ )*['\"]?ringformer\b(?!/)")
     assert len(files) > 80 and hint.search("pip install -U 'ringformer[tpu]'")
-    assert [str(path) for path in files if hint.search(path.read_text())] == []
+    extra = re.compile(r"pip install 'ringformer\[[\w{}]+\]'")
+    texts = {path: path.read_text() for path in files}
+    texts |= {path: extra.sub("", text) for path, text in texts.items() if path.is_relative_to(ROOT)}
+    assert [str(path) for path, text in texts.items() if hint.search(text)] == []
+    assert sum(len(extra.findall(path.read_text())) for path in files if path.is_relative_to(ROOT)) >= 4
+
+
+def test_the_package_advises_what_works_without_a_clone():
+    clone_alone = re.compile(r"pip install -e|in the clone of|setup_venv")
+    assert clone_alone.search("pip install -e '.[data]' in the clone of ringformer")
+    assert [name for name, path in modules().items() if clone_alone.search(path.read_text())] == []
 
 
 def test_files_are_short():

@@ -94,10 +94,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        print(
-            f"{command}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
-            file=sys.stderr,
-        )
+        print(f"{command}: {error.name} is not installed: pip install 'ringformer[train]'", file=sys.stderr)
         return 2
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)

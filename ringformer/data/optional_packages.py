@@ -10,6 +10,4 @@ def needed_for(purpose: str, extra: str = "data") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{purpose} needs the package {error.name}: pip install -e '.[{extra}]' in the clone of ringformer"
-        ) from error
+        raise ValueError(f"{purpose} needs the package {error.name}: pip install 'ringformer[{extra}]'") from error

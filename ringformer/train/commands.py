@@ -129,11 +129,17 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
 
 
 def _config_keys() -> str:
-    """Describe the keys of a config with their defaults; the keys of the model are LLaMA's."""
+    """Describe the keys of a config with their defaults; the keys of the model are LLaMA's. Without the extra `train`,
+    which has the configs' library, say how to install it."""
     from ringformer.cli.dataclass_flags import describe_fields
     from ringformer.models.decoder_config import DecoderConfig
     from ringformer.ops.tokenwise.rope import RopeScaling
-    from ringformer.runs.config import PARTS, Config
+
+    try:
+        from ringformer.runs.config import PARTS, Config
+    except ModuleNotFoundError as error:
+        missing = f"config keys: {error.name}, which lists them, is not installed: pip install 'ringformer[train]'"
+        return f"{EXIT_CODES}\n\n{missing}"
 
     parts = {
         "": Config,

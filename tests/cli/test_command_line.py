@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import jax
@@ -28,6 +32,40 @@ def test_every_verb_has_help(capsys):
         assert all(verb.split()[1] in out for verb in VERBS if verb.startswith(group))
 
 
+def plain_name(requirement):
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def base_distributions(names):
+    """The distributions that these need, and those that they need, without extras."""
+    needed, waiting = set(), [*names]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            with suppress(metadata.PackageNotFoundError):
+                waiting += [plain_name(r) for r in metadata.requires(name) or () if "extra ==" not in r]
+    return needed
+
+
+def test_every_verb_has_help_without_the_extras():
+    """As in an installed wheel: importing what only extras bring fails. The control is the training itself."""
+    project = tomllib.loads((QUICKSTART.parents[1] / "pyproject.toml").read_text())["project"]
+    base = base_distributions(map(plain_name, project["dependencies"]))
+    extras = {plain_name(r) for rs in project["optional-dependencies"].values() for r in rs} - base - {"ringformer"}
+    brought = [m for m, of in metadata.packages_distributions().items() if {plain_name(d) for d in of} <= extras]
+    assert {"xxhash", "ml_collections", "tokenizers", "safetensors"} <= {*brought}
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({brought}); from ringformer.cli import main; "
+        f"codes = [main([*verb.split(), '--help']) for verb in {[*VERBS]}]; "
+        f"codes.append(main(['train', '--config={QUICKSTART}'])); print(codes)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str([0] * len(VERBS) + [2])
+    assert done.stderr == "ringformer train: ml_collections is not installed: pip install 'ringformer[train]'\n"
+    assert "config keys: ml_collections, which lists them, is not installed" in done.stdout
+
+
 def test_help_before_a_verb_is_help_of_it(capsys):
     assert main(["help", "data", "prepare"]) == 0
     assert capsys.readouterr().out.startswith("usage: ringformer data prepare")
@@ -37,7 +75,7 @@ def test_a_package_that_is_not_there_is_named(monkeypatch, capsys):
     """The base is installed without what trains."""
     monkeypatch.setitem(sys.modules, "ringformer.runs.config_file", None)
     assert main(["train", f"--config={QUICKSTART}"]) == 2
-    assert "is not installed; in a clone of ringformer: pip install -e '.[train]'" in capsys.readouterr().err
+    assert "is not installed: pip install 'ringformer[train]'\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ([], ["help"], ["--help"], ["-h"]))

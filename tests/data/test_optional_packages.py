@@ -59,6 +59,6 @@ def test_what_needs_one_says_how_to_install_it(tmp_path, monkeypatch, package, p
     sentencepiece(tmp_path)
     llama3(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
-    message = rf"^{purpose} needs the package {package}: pip install -e '\.\[data\]' in the clone"
+    message = rf"^{purpose} needs the package {package}: pip install 'ringformer\[data\]'$"
     with pytest.raises(ValueError, match=message):
         use(tmp_path)

@@ -398,7 +398,7 @@ def test_an_unknown_evaluation_gets_the_list(capsys):
 def test_figures_without_matplotlib_are_refused_at_the_start(run, monkeypatch, capsys):
     monkeypatch.setattr("ringformer.plotting.importlib.util.find_spec", lambda name: None)
     assert evaluate("lines", run, "--lengths=2K") == 2
-    assert "figures need matplotlib: pip install -e '.[plot]'" in capsys.readouterr().err
+    assert "figures need matplotlib: pip install 'ringformer[plot]'" in capsys.readouterr().err
 
 
 def test_lengths_are_read():
