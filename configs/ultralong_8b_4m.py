@@ -16,7 +16,7 @@ plan` chose: four nodes have one sequence, on a ring of 16 pairs of GPUs, and ea
     ringformer plan --model=llama3.1_8b --target=64xH100 --seq_len=4194304 --batch_size=2
     ringformer estimate --config=configs/ultralong_8b_4m.py --target=64xH100
     ringformer data prepare --store=/share/long --source='jsonl:/share/long/*.jsonl' \\
-        --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --held_out=0.01 --separator='<s>'
+        --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --held_out=0.01 --separator='<s>' --begin=false
     sbatch --nodes=8 scripts/slurm.sh --target=64xH100 --config=configs/ultralong_8b_4m.py \\
         --init_from=/share/llama3.1-8b-instruct --store=/share/long \\
         --tokenizer=/share/llama3.1-8b-instruct/tokenizer.json --run_dir=/share/runs/ultralong-8b-4m
@@ -38,6 +38,7 @@ def get_config():
     config.data.tokenizer = "models/llama3.1-8b-instruct/tokenizer.json"
     config.data.held_out = 0.01
     config.data.separator = "<s>"  # ordinary text to this tokenizer
+    config.data.begin = "false"  # the separator alone joins documents, as in the paper
     config.data.packed_attention = "sequence"
     config.mesh_dim = "1,2,2,16"
     config.model.remat = "attention"

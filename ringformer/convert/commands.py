@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from ringformer.inference.options import add_config_option
 
@@ -59,6 +60,7 @@ def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
 
 def _to_hf(args: argparse.Namespace) -> None:
     from ringformer.convert.export_hf import to_hf
+    from ringformer.inference.text.beginning import beginning_of
     from ringformer.runs.config_file import register_models
 
     register_models(args.config)
@@ -70,6 +72,9 @@ def _to_hf(args: argparse.Namespace) -> None:
     )
     if exported.left_out:
         print(f"left out of config.json: {', '.join(exported.left_out)}")
+    beginning = beginning_of(Path(args.ckpt))
+    if beginning and (otherwise := beginning.describe_export()):
+        print(otherwise)
 
 
 def add_to_peft(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:

@@ -23,6 +23,7 @@ def add_prepare(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
 
 
 def _prepare(args: argparse.Namespace) -> None:
+    from ringformer.data.stores.beginning import describe_earlier
     from ringformer.data.stores.options import StoreOptions, rules_of
     from ringformer.data.stores.preparation_report import format_report
     from ringformer.data.stores.prepare import open_or_build
@@ -32,13 +33,16 @@ def _prepare(args: argparse.Namespace) -> None:
     if args.clean not in ("", "usual") and not rules_of(args.clean, args.format):
         which = "only the rule html cleans documents" if args.format == "documents" else "no rule cleans tokens"
         raise ValueError(f"--clean={args.clean}: {which}: leave out the others")
-    for store in open_or_build(directory, options, load_tokenizer(options.tokenizer)):
+    tokenizer = load_tokenizer(options.tokenizer)
+    for store in open_or_build(directory, options, tokenizer):
         if store is not None:
             store.check.wait(print)
             print(
                 f"{store.path}: {store.meta['documents']:,} documents, {store.meta['tokens']:,} tokens, "
                 f"fingerprint {store.meta['fingerprint']}"
             )
+            if earlier := describe_earlier(store, tokenizer):
+                print(earlier)
     print(format_report(json.loads((directory / "report.json").read_text())))
 
 

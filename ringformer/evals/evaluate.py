@@ -120,6 +120,8 @@ def _evaluate(
       groups: function from the answering model and the lengths to the cases, grouped by length.
     """
     with opened(args) as model:
+        if not args.chat and (earlier := model.text.beginning.describe_earlier()):
+            say(earlier)
         settings = model.text.settings(chat=args.chat) | {"seed": args.seed} | settings
         with model.cases(name, settings, row_checker(score)) as file:
             longest = max(model.lengths)

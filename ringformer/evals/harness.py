@@ -71,7 +71,7 @@ class HarnessModel(TemplateLM):
         segments = [Segment(part, control=controls.get(part)) for part in self._split(string) if part]
         encoded, _mask = self._tokenizer.encode_chats([segments])[0]
         ids = encoded.tolist()
-        begin = [self.prefix_token_id] if self._tokenizer.begins else []
+        begin = [self.prefix_token_id] if self._text.text.beginning.in_harness else []
         if add_special_tokens is False or (add_special_tokens is None and ids[:1] == begin):
             begin = []
         return begin + ids
@@ -211,6 +211,8 @@ def evaluate_harness(args: argparse.Namespace) -> None:
     """Run `ringformer eval harness`: print the harness's table, and write its results."""
     names = [name.strip() for name in args.tasks.split(",")]
     with opened(args) as model, out_folder(args, "harness") as folder:
+        if earlier := model.text.beginning.describe_earlier(harness=True):
+            say(earlier)
         manager, tasks = read_tasks(names, args.include_path, model.text.tokenizer, model.lengths)
         results = simple_evaluate(
             HarnessModel(model.load(model.lengths[-1] + 1), args.batch_size),

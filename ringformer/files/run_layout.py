@@ -2,6 +2,9 @@
 
 CONFIG = "config.json"
 """The resolved config of a run, or the architecture of a converted model."""
+BEGINS = "texts_begin"
+"""Key of a run's config.json: true if its texts begin with the tokenizer's BOS token, null if its stores are of an
+earlier version, which did not record it."""
 METRICS = "metrics.jsonl"
 """The metrics of a run, one line per step; a folder without it is not a run."""
 CHECKPOINTS = "checkpoints"

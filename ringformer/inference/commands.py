@@ -111,6 +111,9 @@ def _generate(args: argparse.Namespace) -> int:
         template_option=args.template_option,
         allow=[args.allow],
     )
+    earlier = "" if args.chat else text.beginning.describe_earlier()
+    if earlier and (member is None or member.index == 0):
+        print(earlier, file=sys.stderr)
     check_stops(args.stop, text.tokenizer)
     encode = partial(_encode, args, text)
     saved = SavedText.read(Path(args.session), encode) if args.session else None

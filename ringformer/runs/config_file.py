@@ -96,6 +96,8 @@ def _take_from_store(data: ConfigDict, named: Collection[str]) -> None:
         made["template"] = template_name(made["template"])
         if made["template"] == "tokenizer":
             made = {"rewritten": REWRITTEN_BEFORE} | made
+    if "begin" in made:
+        made["begin"] = "true" if made["begin"] else "false"
     if "format" in made:  # what such a format does not record it does not have
         made = {
             field.name: field.default for field in dataclasses.fields(DataConfig) if field.name in NOT_RECORDED

@@ -18,7 +18,7 @@ from ringformer.data import Tokenizer, save_tokenizer
 from ringformer.data.tokenizers.special_tokens import MODEL_IDS
 from ringformer.files.atomic import write_object, write_whole
 from ringformer.files.bucket import ObjectStore
-from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG, LICENCES, METRICS
+from ringformer.files.run_layout import BEGINS, CARRIED, CONFIG, HF_CONFIG, LICENCES, METRICS
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.registry import registered_by
 from ringformer.processes.agreement import from_process_0
@@ -41,6 +41,7 @@ class RunFolder:
         identity: Identity,
         checked: Checked,
         allow: Collection[str],
+        begins: bool | None,
     ):
         """
         Args:
@@ -48,6 +49,7 @@ class RunFolder:
           checked: result of the comparison during the run's preparation; the comparison is repeated if there is a later
             checkpoint.
           allow: keys that may have changed.
+          begins: result of `texts_begin` for the run's training stores, which its prompts follow.
 
         Raises ValueError as `check_run` does.
         """
@@ -57,6 +59,7 @@ class RunFolder:
             checked = check_run(path, identity, config.steps, allow)
         self.path, self.changes = path, checked.changes
         self._config, self._tokenizer, self._identity = config, tokenizer, identity
+        self._about_texts = {BEGINS: begins}
         self.check = lock.check
         """Function that raises OSError if this process has lost the lock."""
         self._recorded = False
@@ -132,14 +135,15 @@ class RunFolder:
         return copies
 
     def _record(self) -> None:
-        """Write the resolved config, the tokenizer, the files that a converted model brought along, and the
-        identity."""
+        """Write the resolved config and how texts begin, the tokenizer, the files that a converted model brought along,
+        and the identity."""
         self._recorded = True
         self.path.mkdir(parents=True, exist_ok=True)
         if jax.process_index() != 0:
             return
         config = self._config
-        write_object(self.path / CONFIG, dataclasses.asdict(config) | registered_by(config.model))
+        resolved = dataclasses.asdict(config) | registered_by(config.model) | self._about_texts
+        write_object(self.path / CONFIG, resolved)
         (self.path / METRICS).touch()  # marks a run, as opposed to a converted model
         if config.init_from:
             self._carry(config.init_from)

@@ -32,7 +32,16 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
     stopping.run_dir = run.run_dir
     stopping.enter(Phase.STARTUP)
     with RunLock(run.run_dir) as lock:
-        folder = RunFolder(lock, run.run_dir, run.config, run.tokenizer, run.identity, run.checked, run.allow)
+        folder = RunFolder(
+            lock,
+            run.run_dir,
+            run.config,
+            run.tokenizer,
+            run.identity,
+            run.checked,
+            run.allow,
+            run.texts_begin,
+        )
         with closing(folder):
             return _train(run, folder, stopping)
 

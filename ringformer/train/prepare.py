@@ -13,6 +13,7 @@ from ringformer.checkpoints.saved_model import latest_step, restore_params
 from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_mixture, open_or_build
 from ringformer.data.loader import Parts
 from ringformer.data.packing.options import PackingOptions
+from ringformer.data.stores.beginning import texts_begin
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.hardware import chip_of
 from ringformer.models.decoder_config import DecoderConfig
@@ -44,6 +45,8 @@ class Run(NamedTuple):
     identity: Identity
     checked: Checked
     """Result of comparing the run's folder with the configuration."""
+    texts_begin: bool | None
+    """Result of `texts_begin` for the stores used for training."""
     allow: frozenset[str] = frozenset()
     """Keys of the config that may have changed since the run began."""
 
@@ -149,7 +152,19 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     )
     train_data = load(train_store, seed=config.seed, packing=packing)
     eval_data = load(eval_store, seed=0, packing=replace(packing, buckets=0)) if eval_store else None
-    run = Run(config, run_dir, program, kernel, tokenizer, train_data, eval_data, identity, checked, frozenset(allow))
+    run = Run(
+        config,
+        run_dir,
+        program,
+        kernel,
+        tokenizer,
+        train_data,
+        eval_data,
+        identity,
+        checked,
+        texts_begin(train_data.stores, tokenizer),
+        frozenset(allow),
+    )
     if jax.process_count() > 1:
         check_same_on_all(identity)
     if vocab_size is not None:

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.data import too_often, too_short
+from ringformer.data.stores.beginning import describe_earlier
 from ringformer.hardware import GiB, chip_of
 from ringformer.models.registry import flops_per_token, registered_by
 from ringformer.runs.config import Config
@@ -141,6 +142,7 @@ class StepReports:
             *([run.kernel] if run.kernel else ()),
             *(f"{change}, compared with {config.init_from}" for change in changed),
             *lower,
+            *filter(None, (describe_earlier(store, run.tokenizer) for store in run.train_data.stores)),
             *map(str, lengths),
             *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
             *([run.train_data.describe_buckets()] if config.data.buckets else ()),

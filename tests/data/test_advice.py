@@ -90,6 +90,16 @@ CASES = {
         TEXT,
         instead="--weight_field=w",
     ),
+    "a token that the tokenizer lacks": Case(
+        "stores/beginning.py",
+        ("--begin",),
+        PREPARE + "--source=text:{folder}/a.txt --begin=true",
+        {"a.txt": b"a"},
+        "tokenizer bytes has no BOS token: leave out --begin",
+        "",
+        TEXT,
+        instead="--begin=true",
+    ),
     "malformed line": Case(
         "sources/malformed.py",
         ("--skip_malformed", "--config.data.skip_malformed"),

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ringformer.data.packing.sequences import Batch, StoreSequences
+from ringformer.data.stores.beginning import check_same_beginning
 from ringformer.data.stores.folder import check_folder
 from ringformer.data.stores.token_store import TokenStore
 
@@ -75,6 +76,7 @@ def open_mixture(
                 f"{store.path} was built with tokenizer {store.meta['tokenizer']}, not {tokenizer}: "
                 "set data.tokenizer to its tokenizer, or rebuild it"
             )
+    check_same_beginning([store for store, _ in opened["train"]])
     return opened["train"], opened.get("eval")
 
 

@@ -21,9 +21,9 @@ class PackingOptions:
     """document: a token sees its own document, at positions from the document's start. sequence: a token sees the whole
     packed sequence before it, at positions from the sequence's start."""
     min_length: int = 0
-    """Fewest tokens of a document to use, including the end token."""
+    """Fewest tokens of a document to use, including those that begin and end it."""
     max_length: int = 0
-    """Most tokens of a document to use, including the end token; 0: no limit."""
+    """Most tokens of a document to use, including those that begin and end it; 0: no limit."""
     mixture_by: MixtureBy = "sequences"
     """Unit of the weights of a mixture: sequences, or tokens of text, of which sequences of whole documents have
     different numbers."""

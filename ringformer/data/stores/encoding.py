@@ -17,6 +17,8 @@ from ringformer.data.sources.documents import Document, Documents
 from ringformer.data.sources.malformed import Malformed
 from ringformer.data.sources.retrieval_tasks import add_tasks
 from ringformer.data.sources.text_files import check_size
+from ringformer.data.stores.beginning import begins_documents
+from ringformer.data.stores.options import Begin
 from ringformer.data.tokenizers.base import Tokenizer
 
 RENDER_CHARACTERS = 2**17
@@ -62,16 +64,26 @@ class DocumentEncoder:
 
     Args:
       documents: to be encoded.
+      begin: the token that begins each document: the tokenizer's BOS token, or none (`begins_documents`).
       separator: text that ends each document; without one, the tokenizer's end token does.
       retrieval_tasks: questions to add to each document (`add_tasks`).
     """
 
     def __init__(
-        self, documents: Iterable[Document], tokenizer: Tokenizer, *, separator: str = "", retrieval_tasks: int = 0
+        self,
+        documents: Iterable[Document],
+        tokenizer: Tokenizer,
+        *,
+        begin: Begin = "tokenizer",
+        separator: str = "",
+        retrieval_tasks: int = 0,
     ):
         self._documents = documents if isinstance(documents, Documents) else Documents(documents)
         self.malformed = self._documents.malformed
         self._tokenizer, self._tasks = tokenizer, retrieval_tasks
+        self.begins = begins_documents(begin, tokenizer)
+        """True if documents begin with the BOS token."""
+        self._begin = np.array([tokenizer.bos_id] if self.begins else [], np.int32)
         self._end = np.array(tokenizer.encode(separator) if separator else [tokenizer.eos_id], np.int32)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -96,8 +108,8 @@ class DocumentEncoder:
             number = copies(document.weight, digest)
             counts["copies added by weight"] += max(number - 1, 0)
             counts["documents dropped: by weight"] += number == 0
-            ids, size = np.append(ids, self._end), len(_utf8(document))
-            encoded += [Encoded(ids, None, size, digest, document.name if document.is_file else "")] * number
+            whole, size = np.concatenate([self._begin, ids, self._end]), len(_utf8(document))
+            encoded += [Encoded(whole, None, size, digest, document.name if document.is_file else "")] * number
         with self._lock:  # groups are encoded in two threads
             self._counts += counts
         return encoded

@@ -10,8 +10,9 @@ from ringformer.data.chats.templates import Rewritten, TemplateName, parse_templ
 from ringformer.data.sources.text_encoding import parse_encodings
 
 Format = Literal["documents", "tokens", ChatFormat]
+Begin = Literal["tokenizer", "true", "false"]
 
-OF_DOCUMENTS = ("separator", "compressibility_tails", "retrieval_tasks")
+OF_DOCUMENTS = ("begin", "separator", "compressibility_tails", "retrieval_tasks")
 """Options that only documents have."""
 NOT_RECORDED = (*OF_DOCUMENTS, "clean", "encoding", "skip_malformed", "template_option")
 """Options that a store of another format, or of an earlier version, does not record: it has their defaults."""
@@ -45,6 +46,10 @@ class StoreOptions:
     weight_field: str = ""
     """Field with the weight of a record, e.g. 2.5: training gets two copies of it, or three of half of such records; ""
     for none."""
+    begin: Begin = "tokenizer"
+    """Begin each document with the tokenizer's BOS token: tokenizer, if the tokenizer itself begins texts with it (its
+    post-processor, or add_bos_token of a SentencePiece model); true; or false. Conversations begin as their template
+    writes."""
     separator: str = ""
     """Text that ends each document in place of the end token, for packed_attention=sequence (UltraLong)."""
     compressibility_tails: float = 0.0
@@ -85,15 +90,12 @@ class StoreOptions:
         key = self.key_prefix
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"{key}held_out={self.held_out} must be in [0, 1)")
-        for field, values in (
-            ("format", get_args(Format)),
-            ("template", get_args(TemplateName)),
-            ("rewritten", get_args(Rewritten)),
-        ):
+        choices = {"format": Format, "template": TemplateName, "rewritten": Rewritten, "begin": Begin}
+        for field, values in ((field, get_args(choice)) for field, choice in choices.items()):
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
         for field in () if self.format == "documents" else OF_DOCUMENTS:
-            if getattr(self, field):
+            if getattr(self, field) != getattr(StoreOptions, field):
                 raise ValueError(f"{key}{field}={getattr(self, field)!r} needs {key}format='documents'")
         if self.format == "tokens" and self.weight_field:
             raise ValueError(f"{key}weight_field={self.weight_field!r}: rows of tokens have no weights")

@@ -5,21 +5,30 @@ from typing import Any
 
 import numpy as np
 
+from ringformer.cli.visible_text import visible
+from ringformer.data.stores.beginning import bos_name
 from ringformer.data.stores.token_store import TokenStore
+from ringformer.data.tokenizers.base import Tokenizer
 
 NAMED = 10
 """Most files of a reason that the text names; the report as JSON names all."""
 
 
 def make_report(
-    stores: Mapping[str, TokenStore], left_out: Mapping[str, int], files: Mapping[str, list[str]], seconds: float
+    stores: Mapping[str, TokenStore],
+    tokenizer: Tokenizer,
+    left_out: Mapping[str, int],
+    files: Mapping[str, list[str]],
+    seconds: float,
 ) -> dict[str, Any]:
-    """Return the report: the documents, tokens, masked share and lengths of each store, and what was left out.
+    """Return the report: the documents, tokens, masked share, beginnings and lengths of each store, and what was left
+    out.
 
     Args:
       files: names of the files left out, by reason.
     """
     report: dict[str, Any] = {name: _describe(store) for name, store in stores.items()}
+    report["begin"] = None if tokenizer.bos_id is None else bos_name(tokenizer)
     tokens = sum(store.meta["tokens"] for store in stores.values())
     report["left_out"] = {reason: count for reason, count in sorted(left_out.items()) if count}
     report["files_left_out"] = dict(files)
@@ -37,6 +46,8 @@ def format_report(report: Mapping[str, Any]) -> str:
             f"{name}: {store['documents']:,} documents, {store['tokens']:,} tokens, "
             f"{store['masked_share']:.1%} of them masked"
         )
+        if report.get("begin"):  # reports of earlier versions have none
+            lines.append(f"  {store['begun']:,} of the documents begin with {visible(report['begin'])}")
         largest = max(store["lengths"].values())
         lines += [
             f"  {length:>10,}+ {count:>10,} {'#' * round(40 * count / largest)}"
@@ -58,6 +69,7 @@ def _describe(store: TokenStore) -> dict[str, Any]:
         "tokens": meta["tokens"],
         "masked_share": round(1 - meta["trained_tokens"] / meta["tokens"], 6),
         "fingerprint": meta["fingerprint"],
+        "begun": store.begun,  # documents that begin with the tokenizer's BOS token
         # Number of documents with at least this many tokens and less than twice as many.
         "lengths": {str(2 ** int(power)): int(count) for power, count in zip(powers, counts, strict=True)},
     }

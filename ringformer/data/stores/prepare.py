@@ -27,6 +27,7 @@ from ringformer.data.sources.documents import Document, read_documents
 from ringformer.data.sources.malformed import Malformed
 from ringformer.data.sources.tables import pinned
 from ringformer.data.sources.text_encoding import parse_encodings
+from ringformer.data.stores.beginning import begins_documents
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded, in_groups
 from ringformer.data.stores.folder import check_folder, new_folder
 from ringformer.data.stores.format_hints import ways_to_read
@@ -49,7 +50,14 @@ FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
 which is part of it."""
 FINGERPRINTED_IF_SET = ("chat_date", "weight_field", "template_option", "rewritten", *OF_DOCUMENTS)
 """Settings that are part of it unless they are empty or 0."""
-LATER = {"encoding": "", "clean": "", "skip_malformed": False, "rewritten": REWRITTEN_BEFORE, "template_option": ""}
+LATER = {
+    "begin": False,
+    "encoding": "",
+    "clean": "",
+    "skip_malformed": False,
+    "rewritten": REWRITTEN_BEFORE,
+    "template_option": "",
+}
 """Settings that stores of earlier versions do not record, with the values that those stores were built with."""
 
 Encoder = DocumentEncoder | ChatEncoder | TokenEncoder
@@ -87,6 +95,8 @@ def open_or_build(
     check_folder(directory)
     built, always = train.meta["settings"], {"tokenizer": tokenizer.name, "held_out": options.held_out}
     asked = asked | always if "source" in built else always
+    if options.begin == "tokenizer" and "begin" not in built:
+        asked.pop("begin", None)  # of an earlier version: `describe_earlier`
     unset = {key: "" if type(asked.get(key)) is str else 0 for key in FINGERPRINTED_IF_SET}
     built = unset | LATER | built
     differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
@@ -135,6 +145,8 @@ def build_stores(
         raise FileExistsError(f"{directory} is not empty; build the stores in another directory, or delete this one")
     encoder = documents if isinstance(documents, Encoder) else DocumentEncoder(documents, tokenizer)
     settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
+    if isinstance(encoder, DocumentEncoder):
+        settings["begin"] = encoder.begins
     fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
     if settings.get("format") == "documents":
         fingerprinted.pop("clean", None)
@@ -164,7 +176,7 @@ def build_stores(
         stores = {name: TokenStore(building / name) for name in writers}
         for store in stores.values():
             store.check.wait()
-        report = make_report(stores, left_out, encoder.malformed.files, time.perf_counter() - start)
+        report = make_report(stores, tokenizer, left_out, encoder.malformed.files, time.perf_counter() - start)
         (building / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         (building / "source.json").write_text(json.dumps(files) + "\n")
         if tokenizer.files:
@@ -182,7 +194,8 @@ def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
     common |= {"weight_field": options.weight_field, "encoding": options.encoding}
     common |= {"clean": ",".join(sorted(rules_of(options.clean, options.format)))}
     if options.format == "documents":
-        return common | {key: getattr(options, key) for key in ("field", "skip_empty", *OF_DOCUMENTS)}
+        own = {key: getattr(options, key) for key in ("field", "skip_empty", *OF_DOCUMENTS)}
+        return common | own | {"begin": begins_documents(options.begin, tokenizer)}
     chats = {"template": template_id(options.template, tokenizer), "chat_date": "", "chat_length": options.chat_length}
     if options.template == "tokenizer":
         chats |= {key: getattr(options, key) for key in ("chat_date", "template_option", "rewritten")}
@@ -212,7 +225,11 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
             first_pass = read(malformed=_malformed(options))
             documents.between = between_tails((d.text for d in first_pass), options.compressibility_tails)
         return DocumentEncoder(
-            documents, tokenizer, separator=options.separator, retrieval_tasks=options.retrieval_tasks
+            documents,
+            tokenizer,
+            begin=options.begin,
+            separator=options.separator,
+            retrieval_tasks=options.retrieval_tasks,
         )
     chats = read_chats(
         options.source,

@@ -3,7 +3,8 @@
     store.json    format version, fingerprint, counts, settings of the build, hashes of the other files and of itself
                   (`integrity.py`)
     tokens.bin    little-endian uint16, or uint32 for a vocabulary above 65536
-    offsets.npy   int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]], including its end token
+    offsets.npy   int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]], with the tokens that begin
+                  and end it
     mask.bin      for conversations, uint8 per token: 0 for a token that is read but not trained on
     names.jsonl   for documents that are files, the path of each, as JSON; the manifest of the folder has its hash,
                   because the same documents elsewhere are the same store
@@ -68,6 +69,21 @@ class TokenStore:
         path = self.path / NAMES
         return [json.loads(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
 
+    @property
+    def has_documents(self) -> bool:
+        """True for documents, False for conversations and rows of tokens."""
+        return self.meta["settings"].get("format", "documents") == "documents"
+
+    @property
+    def begins_documents(self) -> bool:
+        """True if the store's documents were prepared with a BOS token before each."""
+        return bool(self.meta["settings"].get("begin"))
+
+    @property
+    def begun(self) -> int | None:
+        """Number of documents that begin with the tokenizer's BOS token; None for a store of an earlier version."""
+        return self.meta.get("begun")
+
     def check_ids(self, vocab_size: int) -> None:
         """Raise ValueError if the store has ids beyond a model's vocabulary of `vocab_size` rows."""
         if self.meta["largest_id"] >= vocab_size:
@@ -96,6 +112,7 @@ class StoreWriter:
         self._utf8_bytes = 0
         self._trained = 0
         self._largest_id = 0
+        self._begun = 0
         self._hash = hashlib.blake2b(digest_size=16)
         self._hash.update(json.dumps([FINGERPRINTED_FORMAT, tokenizer.name, fingerprinted], sort_keys=True).encode())
 
@@ -124,6 +141,7 @@ class StoreWriter:
                 f"document {self.documents}; its vocabulary has {self._tokenizer.vocab_size}"
             )
         self._largest_id = max(self._largest_id, largest)
+        self._begun += bool(len(ids)) and int(ids[0]) == self._tokenizer.bos_id
         self._tokens.write(ids.astype(self._dtype).tobytes())
         if trained is not None:
             if self._mask is None:
@@ -171,6 +189,7 @@ class StoreWriter:
             "eos_id": self._tokenizer.eos_id,
             "dtype": self._dtype.str,
             "documents": self.documents,
+            "begun": self._begun,
             "tokens": tokens,
             "largest_id": self._largest_id,
             "trained_tokens": self._trained,

@@ -139,6 +139,8 @@ def _opened(args: argparse.Namespace) -> Iterator[tuple[Opened, Documents]]:
     """Open the model and the documents of its tokenizer. Raises ValueError for a store of another one."""
     store = open_one(args.store, ("eval", "train"))
     with opened(args) as model:
+        if earlier := model.text.beginning.describe_earlier():
+            say(earlier)
         if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
             raise ValueError(
                 f"{store.path} was made with tokenizer {store.meta['tokenizer']}, but the model has {name}"

@@ -57,7 +57,7 @@ class Documents(NamedTuple):
     def choose(self, longest: int, count: int, say: Callable[[str], None]) -> list[int]:
         """Return the numbers of up to `count` documents of at least `longest` tokens, spread evenly over the store; say
         if there are fewer. Raises ValueError if there are none."""
-        lengths = np.diff(np.asarray(self.store.offsets))
+        lengths = np.diff(np.asarray(self.store.offsets)) - self._added
         enough = np.flatnonzero(lengths >= longest)
         if not enough.size:
             raise ValueError(
@@ -69,13 +69,23 @@ class Documents(NamedTuple):
         chosen = np.linspace(0, enough.size - 1, min(count, enough.size)).round().astype(int)
         return enough[chosen].tolist()
 
+    def tokens(self, document: int) -> int:
+        """Return the number of tokens of a document, without a BOS token that the store's preparation added."""
+        return int(self.store.offsets[document + 1] - self.store.offsets[document]) - self._added
+
+    @property
+    def _added(self) -> int:
+        """Number of tokens that the store's preparation put before each document. The model's own take their place."""
+        return int(self.store.begins_documents)
+
     def stretch(self, length: int, document: int, start: int, end: int, first: int = 0) -> Stretch:
         """Return the tokens from `start` to `end` of a document, after the tokens with which every text begins.
 
         Args:
+          start, end: counted without a BOS token that the store's preparation added, as in `tokens`.
           first: the first token of the document whose loss counts; those that the store does not train on never do.
         """
-        offset = int(self.store.offsets[document])
+        offset = int(self.store.offsets[document]) + self._added
         tokens = np.asarray(self.store.tokens[offset + start : offset + end]).astype(np.int64)
         counted = np.arange(start, end) >= first
         if self.store.mask is not None:

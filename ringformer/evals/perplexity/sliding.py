@@ -3,8 +3,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from ringformer.evals.perplexity.losses import Documents, Stretch
 
 
@@ -32,7 +30,7 @@ def windows(documents: Documents, document: int, length: int, stride: int, token
       tokens: number of the first tokens to measure, those with which every text begins included; None: all.
     """
     room = length - len(documents.begin)
-    end_of_document = int(np.diff(documents.store.offsets[document : document + 2])[0])
+    end_of_document = documents.tokens(document)
     total = end_of_document if tokens is None else min(tokens - len(documents.begin), end_of_document)
     first = 0
     for start in range(0, total, stride):

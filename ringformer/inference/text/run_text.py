@@ -14,6 +14,7 @@ from ringformer.data.tokenizers.load import load_tokenizer
 from ringformer.data.tokenizers.special_tokens import model_tokens
 from ringformer.files.run_layout import CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained_files, read_object
+from ringformer.inference.text.beginning import Beginning
 from ringformer.models.registry import hugging_face_of
 
 PROBES = ("A", "I", "T", "a", "1")
@@ -85,6 +86,7 @@ class RunText:
                     "whose ids mean another text: leave out --tokenizer, or use it with --allow=data.tokenizer"
                 )
         check_vocabulary(self.tokenizer, model.vocab_size)
+        self.beginning = Beginning.of(self._run, saved, self.tokenizer)
         recorded: TemplateName | None = "tokenizer" if self.tokenizer.config.get("chat_template") else None
         if self._data.get("format") in get_args(ChatFormat):
             recorded = self._data["template"]
@@ -109,10 +111,8 @@ class RunText:
 
     @property
     def begin(self) -> list[int]:
-        """Tokens with which every text begins: for a converted model, the beginning-of-sentence token if Hugging Face
-        adds one; for a run none, because its documents had none."""
-        bos = self.tokenizer.bos_id
-        return [bos] if self.tokenizer.begins and bos is not None and not self._data else []
+        """Tokens with which every text begins: the BOS token, or none."""
+        return self.beginning.tokens
 
     def encode(self, prompt: str) -> list[int]:
         """Encode a text to continue, after the tokens with which every text begins. Raises ValueError for an empty

@@ -90,7 +90,7 @@ def test_documents_end_with_the_separator(tmp_path, separator):
     source = written(tmp_path / "a.jsonl", [{"text": f"The ring carries {i}."} for i in range(9)])
     store, _ = open_or_build(tmp_path / "s", StoreOptions(source, held_out=0, separator=separator), tokenizer)
     ids, end = store.tokens[:].tolist(), tokenizer.encode(separator) if separator else [tokenizer.eos_id]
-    expected = [id_ for i in range(9) for id_ in [*tokenizer.encode(f"The ring carries {i}."), *end]]
+    expected = [id_ for i in range(9) for id_ in [tokenizer.bos_id, *tokenizer.encode(f"The ring carries {i}."), *end]]
     assert ids == expected
     assert (tokenizer.eos_id in ids) == (not separator)
     assert store.meta["utf8_bytes"] == 9 * len("The ring carries 0.")

@@ -35,7 +35,8 @@ def test_tokens_are_those_of_the_text(tmp_path, spec):
     tokenizer = load_tokenizer(str(spec))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     of_text = prepared(tmp_path / "text", f"jsonl:{tmp_path}/a.jsonl", spec, format="documents")
-    ids = [ids.tolist() for ids in tokenizer.encode_batch(TEXTS)]
+    begin = [tokenizer.bos_id] if tokenizer.begins else []
+    ids = [[*begin, *ids.tolist()] for ids in tokenizer.encode_batch(TEXTS)]
     ids = [row + [tokenizer.eos_id] * (i % 2) for i, row in enumerate(ids)]
     store = prepared(tmp_path / "tokens", table(tmp_path / "a.parquet", input_ids=ids), spec)
     assert np.array_equal(store.tokens[:], of_text.tokens[:]) and np.array_equal(store.offsets, of_text.offsets)

@@ -245,6 +245,7 @@ def test_open_or_build_builds_once(tmp_path, options):
         "skip_empty": True,
         "format": "documents",
         "weight_field": "",
+        "begin": False,
         "separator": "",
         "compressibility_tails": 0.0,
         "retrieval_tasks": 0,

@@ -54,9 +54,11 @@ def numbers(out):
 
 
 def documents_of(folder):
+    """Documents without the BOS token that the store has before each."""
     store = TokenStore(folder / "store" / "train")
+    assert store.begun == len(TEXTS)
     ends = store.offsets
-    return {i: np.asarray(store.tokens[ends[i] : ends[i + 1]]).astype(int).tolist() for i in range(len(ends) - 1)}
+    return {i: np.asarray(store.tokens[ends[i] + 1 : ends[i + 1]]).astype(int).tolist() for i in range(len(ends) - 1)}
 
 
 def losses_of(model, ids):

@@ -8,6 +8,7 @@ import pytest
 
 from ringformer.evals.case_file import CaseFile
 from ringformer.evals.intervals import bootstrap
+from ringformer.evals.perplexity import sliding
 from ringformer.evals.perplexity.losses import ALL, check_row, loss_table, losses_by_context, mean_loss
 from tests.evals.perplexity.stores import BOS, Known, make_documents
 
@@ -57,6 +58,19 @@ def test_a_document_that_begins_with_the_token_has_it_once():
     assert documents.stretch(8, 1, 0, 5).tokens.tolist() == [1000, 1001, 1002, 1003, 1004]
     assert documents.stretch(8, 1, 1, 3).tokens.tolist() == [1000, 1001, 1002]
     assert make_documents(begin=[BOS]).stretch(8, 1, 0, 2).counted.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("begin", [[], [BOS]], ids=["", "BOS"])
+def test_documents_begin_as_the_model_s_texts_whatever_the_store_has(begin):
+    stored, plain = make_documents(begin=begin, begun=True), make_documents(begin=begin)
+    assert BOS in stored.store.tokens and BOS not in plain.store.tokens
+    for start in (0, 3):
+        read, expected = (documents.stretch(20, 3, start, start + 9) for documents in (stored, plain))
+        assert read.tokens.tolist() == expected.tokens.tolist() and read.prompt_hash == expected.prompt_hash
+        assert read.counted.tolist() == expected.counted.tolist()
+    windows = [list(sliding.windows(documents, 3, 20, 7, None)) for documents in (stored, plain)]
+    assert [window.prompt_hash for window in windows[0]] == [window.prompt_hash for window in windows[1]]
+    assert [stored.choose(n, 1, print) for n in (41, 70)] == [plain.choose(n, 1, print) for n in (41, 70)]
 
 
 def test_documents_are_spread_over_those_long_enough():

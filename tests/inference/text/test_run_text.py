@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import load_template
 from ringformer.files.atomic import write_object
 from ringformer.files.run_layout import IDENTITY
+from ringformer.inference.text.beginning import beginning_of
 from ringformer.inference.text.run_text import RunText
 from tests.data.chat_samples import CHATS, LLAMA3_JINJA, SPECIAL, UNMARKED_JINJA, chat, llama3, sentencepiece
 from tests.inference.runs import converted_folder, llama2, run_folder
@@ -240,7 +242,29 @@ def test_a_sentencepiece_model_s_text_begins_unless_its_config_says_no(tmp_path,
         assert load_tokenizer(str(folder)).begins is begins
 
 
-def test_documents_of_a_run_began_without_a_token(tokenizers, tmp_path):
-    """As its store was made."""
-    text = RunText(run_folder(tmp_path / "run", tokenizers["llama3"]))
-    assert text.tokenizer.begins and text.tokenizer.bos_id not in text.encode("ring")
+@pytest.mark.parametrize("recorded", [True, False, None, "nothing"])
+@pytest.mark.parametrize("kind", ["llama3", "sp", "bytes"])
+def test_texts_of_a_run_begin_as_its_documents(tokenizers, tmp_path, kind, recorded):
+    """Once, in prompts and in chats. A run on stores of an earlier version records nothing: a line says how its texts
+    begin if the tokenizer begins texts otherwise."""
+    folder = run_folder(tmp_path / "run", tokenizers.get(kind, kind))
+    if recorded != "nothing":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"texts_begin": recorded}))
+    text = RunText(folder, template="llama3" if kind == "llama3" else "vicuna")
+    bos, ids = text.tokenizer.bos_id, text.tokenizer.encode("<s> ring")
+    begin = [bos] if recorded is True and kind != "bytes" else []
+    assert text.begin == begin and text.encode("<s> ring") == [*begin, *ids]
+    if kind != "bytes":
+        assert text.encode_chat([Message("user", "ring")]).ids.count(bos) == 1
+    line, of_harness = text.beginning.describe_earlier(), text.beginning.describe_earlier(harness=True)
+    if recorded in (True, False) or kind == "bytes":
+        assert line == of_harness == ""
+    else:
+        assert "prompts and documents begin without <" in line and "requests begin with <" in of_harness
+        assert text.beginning.in_harness
+    if recorded is False:
+        assert not text.beginning.in_harness
+    otherwise = text.beginning.describe_export()
+    assert bool(otherwise) == (kind != "bytes" and recorded is not True)
+    assert kind == "bytes" or beginning_of(folder) == text.beginning._replace(tokenizer=ANY)
