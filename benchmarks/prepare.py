@@ -43,12 +43,12 @@ from ringformer.cli.parser import output_argument
 from ringformer.data import build_stores, load_tokenizer, open_or_build, read_documents, train_sentencepiece
 from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning
 from ringformer.data.chats.conversations import Message, read_chats
+from ringformer.data.chats.rendered import checked_sequences
 from ringformer.data.chats.sandboxed_template import ChatTemplate
 from ringformer.data.chats.templates import Template, TemplateName, load_template
-from ringformer.data.chats.tokenizer_template import checked_sequences
 from ringformer.data.chats.trained_answers import sequences_of
 from ringformer.data.sources.malformed import Malformed
-from ringformer.data.stores.encoding import ChatEncoder
+from ringformer.data.stores.chat_encoding import ChatEncoder
 from ringformer.data.stores.options import StoreOptions
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 

@@ -42,7 +42,7 @@ SENTENCES = (
     Sentence("CONTRIBUTING.md", "at most {files of a room} files."),
     Sentence("CONTRIBUTING.md", "A file covers one idea in under {lines of a file} lines."),
     Sentence("CONTRIBUTING.md", "enters at most {functions of a start} functions in {files of a start} files"),
-    Sentence("CONTRIBUTING.md", "A test may take {seconds of a test} CPU-seconds there."),
+    Sentence("CONTRIBUTING.md", "A test may take {seconds of a test} CPU-seconds there,"),
     Sentence("docs/design.md", "It has at most {files of a room} files,"),
 )
 """Every sentence of a page that counts parts of the repository."""

@@ -51,8 +51,12 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
     value.
     """
     config, values = _run_file(Path(path)), flags.FlagValues()
-    if without_value := [word for word in overrides if word.startswith("--config.") and "=" not in word]:
-        _check_booleans(config, without_value)
+    alone = []
+    for word, following in pairwise([*overrides, "--"]):
+        if word.startswith("--config.") and "=" not in word and following.startswith("--"):
+            alone.append(word)
+    if alone:
+        _check_booleans(config, alone)
     argv = ["ringformer", *overrides]
     try:
         config_flags.DEFINE_config_dict("config", config, "the run", flag_values=values, sys_argv=argv)

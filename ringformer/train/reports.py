@@ -199,9 +199,9 @@ def _schedule_before(config: Config, changes: Changes) -> optax.Schedule:
     """Return the learning rate by update of a run before its config changed."""
     of_optimizer = {field.name for field in fields(config.optimizer)}
     before = {key.removeprefix("optimizer."): old for key, (old, _) in changes.items() if key.startswith("optimizer.")}
-    known = {name: old for name, old in before.items() if name in of_optimizer}
+    earlier = {name: old for name, old in before.items() if name in of_optimizer}
     steps, _ = changes.get("steps", (config.steps, config.steps))  # None: not recorded, the rate was constant
-    return schedule(replace(config.optimizer, **known), config.steps if steps is None else steps)
+    return schedule(replace(config.optimizer, **earlier), config.steps if steps is None else steps)
 
 
 def describe_adapters(config: Config) -> str:

@@ -42,9 +42,9 @@ def part_left_out(
             places = [_place(message["content"], text) for text in (in_prompt, squeezed)]
             missing = message["content"] if places == [None, None] else None
         else:
-            found = _place(message["content"], squeezed, reached)
-            missing = message["content"] if found is None else None
-            reached = found or reached
+            place = _place(message["content"], squeezed, reached)
+            missing = message["content"] if place is None else None
+            reached = place or reached
         if missing is not None:
             return f"{_excerpt(missing)} of turn {number} ({role})"
     return None

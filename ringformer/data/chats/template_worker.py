@@ -87,15 +87,17 @@ def attempt(seconds: float, describe, work, *args):
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def without_packages() -> None:
-    """Let modules of this folder be imported by their full names without their packages, which would import JAX."""
+def import_alone(name: str):
+    """Import a module of this folder by its full name, without its packages, which would import JAX."""
     folder = os.path.dirname(os.path.abspath(__file__))
-    names = ["ringformer", "ringformer.data", "ringformer.data.chats"]
-    for name in reversed(names):
-        package = types.ModuleType(name)
-        package.__path__ = [folder]
-        sys.modules[name] = package
+    package = name.rpartition(".")[0]
+    while package:
+        if package not in sys.modules:
+            sys.modules[package] = types.ModuleType(package)
+            sys.modules[package].__path__ = [folder]
         folder = os.path.dirname(folder)
+        package = package.rpartition(".")[0]
+    return importlib.import_module(name)
 
 
 def main() -> None:
@@ -108,9 +110,8 @@ def main() -> None:
     import jinja2.ext
     import jinja2.sandbox  # noqa: F401  (before memory is limited)
 
-    without_packages()
-    sandboxed = importlib.import_module("ringformer.data.chats.sandboxed_template")
-    answers = importlib.import_module("ringformer.data.chats.trained_answers")
+    sandboxed = import_alone("ringformer.data.chats.sandboxed_template")
+    answers = import_alone("ringformer.data.chats.trained_answers")
     memory = address_space() + setup["memory"]
     limit_memory(memory)
     template = attempt(setup["seconds"], sandboxed.describe, lambda: sandboxed.ChatTemplate(**setup["template"]))

@@ -13,9 +13,10 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ringformer.data.chats.conversations import Message
+from ringformer.data.chats.rendered import RenderAll, Rendered
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # it needs jinja2
 
 TemplateName = Literal["vicuna", "llama2", "llama3", "tokenizer"]
 Rewritten = Literal["split", "last", "refuse"]
-"""What becomes of an answer that a chat template writes in another way once later turns follow: a sequence of its own,
+"""Ways with an answer that a chat template writes in another way once later turns follow: a sequence of its own,
 nothing, or an error."""
 
 TAKEN = ("messages", "tools", "add_generation_prompt")
@@ -34,17 +35,6 @@ VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-
-
-class Rendered(NamedTuple):
-    """A sequence that trains on answers of a conversation."""
-
-    segments: list[Segment]
-    answers: tuple[int, ...]
-    """Which answers of the conversation are marked in the segments, in order; counted from 0."""
-
-
-RenderAll = Callable[[Sequence[Sequence[Message]]], list[list[Rendered] | ValueError]]
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 from ringformer.data.chats import template_worker
 from ringformer.data.chats.conversations import Message
+from ringformer.data.chats.rendered import Rendered, checked_segments, checked_sequences
 from ringformer.data.chats.sandboxed_template import TOO_MUCH_OUTPUT
 from ringformer.data.chats.template_worker import TOO_MUCH_MEMORY
-from ringformer.data.chats.templates import Rendered
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 SAFE_VERSION = (3, 1, 6)
@@ -142,39 +141,6 @@ class JinjaTemplate:
 
 def _named(tokenizer: Tokenizer) -> str:
     return f"the chat template of tokenizer {tokenizer.name}"
-
-
-def checked_segments(answer: Any, tokenizer: Tokenizer) -> list[Segment]:
-    """Return the segments that the worker has sent. Raises EOFError for another value: a template may send anything."""
-    segments = []
-    try:
-        for text, trained, control in answer:
-            if (type(text), type(trained), type(control)) != (str, bool, bool):
-                raise TypeError
-            segments.append(Segment(text, trained, tokenizer.controls[text] if control else None))
-    except (TypeError, ValueError, KeyError) as error:
-        raise EOFError from error
-    return segments
-
-
-def checked_sequences(answer: Any, tokenizer: Tokenizer) -> list[Rendered]:
-    """Return the sequences that the worker has sent. Raises EOFError for another value, as `checked_segments` does."""
-    sequences = []
-    try:
-        for sequence in answer:
-            segments = checked_segments(sequence["parts"], tokenizer)
-            numbers = sequence["answers"]
-            if any(type(number) is not int for number in numbers) or sorted(set(numbers)) != numbers:
-                raise TypeError
-            begins = sum(after and not before for before, after in pairwise([False, *(s.trained for s in segments)]))
-            if begins != len(numbers):
-                raise ValueError
-            sequences.append(Rendered(segments, tuple(numbers)))
-    except (TypeError, ValueError, KeyError) as error:
-        raise EOFError from error
-    if not sequences:
-        raise EOFError
-    return sequences
 
 
 class Worker:

@@ -75,7 +75,7 @@ class StoreOptions:
     template_option: str = ""
     """Variables of a tokenizer's own template, e.g. enable_thinking=false, separated by commas."""
     rewritten: Rewritten = "split"
-    """What becomes of an answer that a tokenizer's own template writes in another way once later turns follow, for
+    """Treatment of an answer that a tokenizer's own template writes in another way once later turns follow, for
     example without its thoughts: split: a sequence of its own, which ends with it; last: only the answers that stay as
     they were are trained on; refuse: an error."""
     chat_length: int = 0

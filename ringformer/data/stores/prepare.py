@@ -28,7 +28,8 @@ from ringformer.data.sources.malformed import Malformed
 from ringformer.data.sources.tables import pinned
 from ringformer.data.sources.text_encoding import parse_encodings
 from ringformer.data.stores.beginning import begins_documents
-from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded, in_groups
+from ringformer.data.stores.chat_encoding import ChatEncoder
+from ringformer.data.stores.encoding import DocumentEncoder, Encoded, in_groups
 from ringformer.data.stores.folder import check_folder, new_folder
 from ringformer.data.stores.format_hints import ways_to_read
 from ringformer.data.stores.options import OF_DOCUMENTS, REWRITTEN_BEFORE, StoreOptions, rules_of
