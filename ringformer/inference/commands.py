@@ -207,10 +207,12 @@ def _take_settings(args: argparse.Namespace, saved: "SavedText") -> None:
 def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) -> None:
     """Connect the processes, which must have the same arguments and prompt, before JAX has a device.
 
-    From then on, output of C++ code (Gloo, which connects CPUs) goes to stderr: stdout is reserved for the answer.
+    From then on, what C++ code writes to stdout is dropped, such as Gloo's line for each connection: stdout is reserved
+    for the answer. Errors of C++ go to stderr.
     """
     from ringformer.files.hashes import hash_object
     from ringformer.processes.rendezvous import ProcessesMissing, known_places, meet, start_jax
+    from ringformer.processes.stderr import divert_native_stdout
 
     own = {"process_id", "coordinator_address", "num_processes", "prompt", "prompt_file"}
     asked = {f"--{key}": value for key, value in vars(args).items() if key not in own and not callable(value)}
@@ -219,8 +221,7 @@ def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) ->
         meet(replace(member, asked=asked), MEET_SECONDS, known_places)
     except ProcessesMissing as error:
         raise TimeoutError(error) from None
-    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding)
-    os.dup2(2, 1)
+    divert_native_stdout(os.devnull)
     start_jax(member, MEET_SECONDS)
 
 

@@ -1,7 +1,7 @@
-"""Standard error: a run survives its loss, and JAX's C++ code writes to a file instead.
+"""Standard error and output: a run survives the loss of its terminal, and JAX's C++ code writes to a file instead.
 
-JAX's runtime aborts a process that loses the coordination service, and prints pages of stack traces. No Python callback
-can prevent this.
+Gloo, which connects CPUs, prints a line for each device and communicator. JAX's runtime aborts a process that loses the
+coordination service, and prints pages of stack traces. No Python callback can prevent this.
 """
 
 import ctypes
@@ -47,6 +47,15 @@ def divert_native_stderr(path: Path, prefix: str = "") -> None:
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
     sys.stderr = LastingStream(own, prefix)
+
+
+def divert_native_stdout(path: str | Path) -> None:
+    """Append what native code writes to stdout to `path` from now on; Python still writes to stdout."""
+    sys.stdout.flush()
+    own = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 1)
+    sys.stdout = own
 
 
 def on_abort(ended: Callable[[], int]) -> None:

@@ -23,7 +23,7 @@ from ringformer.cli.visible_text import visible
 from ringformer.processes.peers import LOST, Peers, Verdict, lost, silent_limit
 from ringformer.processes.rendezvous import Membership, ProcessesMissing, known_places, meet, start_jax
 from ringformer.processes.signals import SignalThread
-from ringformer.processes.stderr import divert_native_stderr, on_abort
+from ringformer.processes.stderr import divert_native_stderr, divert_native_stdout, on_abort
 from ringformer.processes.stopping import INTERRUPTED, Phase, Stopping, Terminated, exit_code, signal_name
 from ringformer.processes.watchdog import Doing, Watchdog, dump_stacks
 
@@ -72,7 +72,7 @@ class Supervisor(Stopping):
         return self._member.index == 0
 
     def join(self, member: Membership, seconds: float, folder: Path) -> None:
-        """Join the other processes of a run, before JAX has a device. C++ then writes its errors to `folder`/logs.
+        """Join the other processes of a run, before JAX has a device. C++ then writes to `folder`/logs.
 
         Raises ProcessesMissing, ValueError or OSError, as `meet` does.
         """
@@ -80,6 +80,7 @@ class Supervisor(Stopping):
         meet(member, seconds, known_places)
         self._log = folder / "logs" / f"process-{member.index}.txt"
         divert_native_stderr(self._log, f"[{member.index}] " if member.index else "")
+        divert_native_stdout(self._log)
         self._log_begin = self._log.stat().st_size
         on_abort(self._aborted)
         start_jax(member, seconds)
