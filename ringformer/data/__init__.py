@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringformer.data.loader import Loader as Loader
     from ringformer.data.packing.document_lengths import DocumentLengths as DocumentLengths
+    from ringformer.data.packing.document_lengths import describe_passes as describe_passes
     from ringformer.data.packing.document_lengths import too_often as too_often
     from ringformer.data.packing.document_lengths import too_short as too_short
     from ringformer.data.packing.mixture import Mixture as Mixture
@@ -48,6 +49,7 @@ _HOMES = {
     "WholeDocuments": "packing.whole_documents",
     "build_stores": "stores.prepare",
     "check_vocabulary": "tokenizers.base",
+    "describe_passes": "packing.document_lengths",
     "load_tokenizer": "tokenizers.load",
     "open_mixture": "packing.mixture",
     "open_or_build": "stores.prepare",

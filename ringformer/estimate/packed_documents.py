@@ -30,7 +30,7 @@ from ringformer.estimate.communication import attention_passes, exposed_seconds
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.seconds.overlap import Schedule, Transfer
 from ringformer.estimate.seconds.program_seconds import ATTENTION
-from ringformer.estimate.time_report import figures
+from ringformer.estimate.time_report import duration, figures, seconds_of
 from ringformer.estimate.workload import Workload
 from ringformer.ops.kernels.cudnn_documents import count_pieces
 from ringformer.ops.layouts import PARTS, Layout
@@ -169,11 +169,12 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
 def documents_text(documents: dict) -> str:
     """Return the line on `documents_json`."""
     balance, excess = documents["slowest_over_mean"], documents["computed_over_visible"]
-    days = f", {documents['days_model']:,.3g} days" if documents["days_model"] else ""
+    days = documents["days_model"]
+    whole = f", {duration(86400 * days)} in all" if days else ""
     return (
-        f"by the documents of its store: modelled {figures(documents['step_seconds_model'])} s per step, where one "
-        f"document a sequence takes {figures(documents['one_document_step_seconds_model'])} s by the same count, "
-        f"{figures(documents['tokens_per_second_model'])} tokens per second{days}; attention takes "
+        f"by the documents of its store: modelled {seconds_of(documents['step_seconds_model'])} per step, where one "
+        f"document a sequence takes {seconds_of(documents['one_document_step_seconds_model'])} by the same count, "
+        f"{figures(documents['tokens_per_second_model'])} tokens per second{whole}; attention takes "
         f"{balance * excess:.2f} times its ideal (slowest rank over mean {balance:.2f}, computed over visible pairs "
         f"{excess:.2f})"
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from ringformer.data.packing.document_lengths import share_or_times
 from ringformer.estimate.advice import advice
 from ringformer.estimate.closed_forms import (
     ADVICE,
@@ -22,11 +23,14 @@ from ringformer.estimate.targets import Target, compiler_versions, installed_ver
 from ringformer.estimate.time_report import (
     closed_form_seconds,
     cost_json,
+    device_hours,
+    duration,
     mfu,
     modelled_time,
     purposes_text,
     seconds_by_purpose,
     seconds_text,
+    step_seconds,
     time_json,
 )
 from ringformer.estimate.workload import Workload, described
@@ -239,9 +243,9 @@ COLUMNS = (
     ("s/step", ">9"),
     ("tokens/s", ">12"),
     ("MFU", ">6"),
-    ("days", ">7"),
+    ("duration", ">14"),
     ("device-hours", ">13"),
-    ("passes", ">7"),
+    ("passes", ">8"),
 )
 """Columns of the table of stages: title, alignment and width."""
 
@@ -260,12 +264,12 @@ def stages_table(stages: list[dict]) -> str:
             stage["mesh_dim"],
             f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}",
             f"{stage['host_bytes'] / GiB:.1f}",
-            _number(stage["step_seconds_model"], ",.1f"),
+            _formatted(stage["step_seconds_model"], step_seconds),
             _number(stage["tokens_per_second_model"], ",.0f"),
             _number(stage["mfu_causal_model"], ".0%"),
-            _number(stage.get("days_model"), ",.2f"),
-            _number(stage.get("device_hours_model"), ",.0f"),
-            _number(stage.get("passes"), ".3g"),
+            _formatted(stage.get("days_model"), lambda days: duration(86400 * days)),
+            _formatted(stage.get("device_hours_model"), device_hours),
+            _formatted(stage.get("passes"), share_or_times),
         ]
         lines.append(
             "".join(f"{cell:{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)) + f"  {verdict}"
@@ -276,11 +280,15 @@ def stages_table(stages: list[dict]) -> str:
     lines += [f"{', '.join(names)}: {source}" for source, names in sources.items()]
     lines += [f"{stage['stage']}: try: {line}" for stage in stages for line in stage.get("advice", ())]
     lines += [
-        "s/step: one optimizer step, from the batch on the devices to the updated state; days and device-hours: all "
-        "tokens of the stage",
+        "s/step: one optimizer step, from the batch on the devices to the updated state; duration and device-hours: "
+        "all tokens of the stage",
         "MFU: model FLOPs, attention halved for its causal mask; passes: through the store, once it is built",
     ]
     return "\n".join(lines)
+
+
+def _formatted(x: float | None, form: Callable[[float], str]) -> str:
+    return "-" if x is None else form(x)
 
 
 def _number(x: float | None, form: str) -> str:

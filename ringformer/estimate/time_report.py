@@ -12,6 +12,42 @@ def figures(x: float) -> str:
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
 
 
+_UNITS = ((86400.0, "days", 48.0 * 3600), (3600.0, "hours", 2 * 3600.0), (60.0, "minutes", 120.0), (1.0, "s", 1.0))
+"""Seconds of a unit, its name, and the seconds from which durations have it; shorter ones have milliseconds."""
+
+
+def duration(seconds: float) -> str:
+    """Format a duration with three digits in the unit that suits it: "2.51 days", "13.4 hours", "5.2 minutes", "31 s",
+    "217 ms"."""
+    size, name = next(((size, name) for size, name, least in _UNITS if seconds >= least), (1e-3, "ms"))
+    count = seconds / size
+    return f"{count:,.0f} {name}" if count >= 1000 else f"{count:.3g} {name}"
+
+
+def seconds_of(x: float) -> str:
+    """Format the seconds of a step or a sequence with four digits, short ones in milliseconds."""
+    return f"{figures(x)} s" if x >= 0.01 else duration(x)
+
+
+def step_seconds(seconds: float) -> str:
+    """Format the seconds of a step in a table: with a decimal, or with three digits if they are few."""
+    if seconds < 0.001:
+        return "<0.001"
+    return f"{seconds:,.1f}" if seconds >= 10 else f"{seconds:.3g}"
+
+
+def device_hours(hours: float) -> str:
+    """Format device-hours in a table: whole ones, or with two digits if they are few."""
+    if hours < 0.01:
+        return "<0.01"
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
+def device_time(hours: float) -> str:
+    """Format device-hours, of which short runs have device-seconds."""
+    return f"{figures(hours)} device-hours" if hours >= 0.1 else f"{3600 * hours:.3g} device-seconds"
+
+
 def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
     """Return the time of a step by its schedule; None if the compiler stopped before it had a schedule."""
     return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
@@ -68,19 +104,19 @@ def seconds_text(workload: Workload, estimate: Estimate, time: StepTime) -> list
             "convention)"
         )
     lines = [
-        f"  modelled {figures(time.step)} s per step, from the batch on the devices to the updated state:",
-        f"    {figures(time.compute)} s of computation, {time.exposed:,.3g} s of communication that the schedule "
+        f"  modelled {seconds_of(time.step)} per step, from the batch on the devices to the updated state:",
+        f"    {seconds_of(time.compute)} of computation, {time.exposed:,.3g} s of communication that the schedule "
         "leaves exposed",
         f"    {time.source}",
-        f"    at least {figures(time.floor + time.exposed)} s by bytes and FLOPs at the peak, at most "
-        f"{figures(time.serial + time.exposed)} s if no data moves while an instruction computes",
+        f"    at least {seconds_of(time.floor + time.exposed)} by bytes and FLOPs at the peak, at most "
+        f"{seconds_of(time.serial + time.exposed)} if no data moves while an instruction computes",
         speed,
         *_cost(workload, time),
     ]
     if estimate.by_parts:
         parts = step_time(estimate.by_parts, workload.step_tokens).step
         lines.append(
-            f"  by the machine code of a layer's attention, compiled alone, it would be {figures(parts)} s "
+            f"  by the machine code of a layer's attention, compiled alone, it would be {seconds_of(parts)} "
             f"({parts / time.step - 1:+.1%})"
         )
     return lines
@@ -90,18 +126,15 @@ def closed_form_seconds(workload: Workload) -> list[str]:
     """Return the lines on the seconds of a step that was not compiled."""
     time = computation_time(workload)
     speed = f"{figures(time.tokens_per_second)} tokens per second"
-    return [f"  modelled {figures(time.step)} s per step ({time.source}), {speed}", *_cost(workload, time)]
+    return [f"  modelled {seconds_of(time.step)} per step ({time.source}), {speed}", *_cost(workload, time)]
 
 
 def _cost(workload: Workload, time: StepTime) -> list[str]:
     """Return the line on the cost of the workload's tokens; empty without tokens."""
     if not workload.tokens:
         return []
-    hours, days, device_hours = cost_json(workload, time).values()
-    return [
-        f"  {workload.tokens:.3g} tokens: {figures(hours)} hours ({days:,.3g} days), {figures(device_hours)} "
-        "device-hours, modelled"
-    ]
+    hours, _, device_hours = cost_json(workload, time).values()
+    return [f"  {workload.tokens:.3g} tokens: {duration(3600 * hours)}, {device_time(device_hours)}, modelled"]
 
 
 def purposes_text(schedule: Schedule) -> list[str]:

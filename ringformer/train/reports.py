@@ -10,7 +10,7 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringformer.data import too_often, too_short
+from ringformer.data import describe_passes, too_often, too_short
 from ringformer.data.stores.beginning import describe_earlier
 from ringformer.hardware import GiB, chip_of
 from ringformer.models.registry import flops_per_token, registered_by
@@ -144,7 +144,7 @@ class StepReports:
             *lower,
             *filter(None, (describe_earlier(store, run.tokenizer) for store in run.train_data.stores)),
             *map(str, lengths),
-            *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
+            *(describe_passes(store, times, config.steps) for store, times in passes.items()),
             *([run.train_data.describe_buckets()] if config.data.buckets else ()),
             *([balance] if balance else ()),
             *(f"warning: {warning}" for warning in (too_short(lengths), too_often(passes)) if warning),
@@ -199,9 +199,9 @@ def _schedule_before(config: Config, changes: Changes) -> optax.Schedule:
     """Return the learning rate by update of a run before its config changed."""
     of_optimizer = {field.name for field in fields(config.optimizer)}
     before = {key.removeprefix("optimizer."): old for key, (old, _) in changes.items() if key.startswith("optimizer.")}
-    earlier = {name: old for name, old in before.items() if name in of_optimizer}
+    optimizer = {name: old for name, old in before.items() if name in of_optimizer}
     steps, _ = changes.get("steps", (config.steps, config.steps))  # None: not recorded, the rate was constant
-    return schedule(replace(config.optimizer, **earlier), config.steps if steps is None else steps)
+    return schedule(replace(config.optimizer, **optimizer), config.steps if steps is None else steps)
 
 
 def describe_adapters(config: Config) -> str:

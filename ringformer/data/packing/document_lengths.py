@@ -82,6 +82,20 @@ def too_short(stores: Sequence[DocumentLengths]) -> str | None:
     return warning + " train on longer documents (data.min_length excludes short ones), or shorten seq_len"
 
 
+def share_or_times(passes: float) -> str:
+    """Format a number of passes: a part of the first one as a share ("6.1%"), more as a number."""
+    if passes >= 1:
+        return f"{passes:,.0f}" if passes >= 1000 else f"{passes:.3g}"
+    return f"{100 * passes:.2g}%" if passes >= 1e-4 else "<0.01%"
+
+
+def describe_passes(store: str, passes: float, steps: int) -> str:
+    """Return the line on the passes that a run of so many steps makes through a store."""
+    amount = share_or_times(passes)
+    unit = "of a pass" if passes < 1 else "pass" if amount == "1" else "passes"
+    return f"{store}: {amount} {unit} in {steps:,} steps"
+
+
 def too_often(passes: Mapping[str, float]) -> str | None:
     """Return a warning if a run makes too many passes through one of these stores, by folder, else None."""
     often = [f"{store} {times:,.1f} times" for store, times in passes.items() if times > MOST_PASSES]

@@ -12,7 +12,7 @@ from ringformer.estimate.inference.closed_forms import (
 from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.report import common_json, fields, heading, memory_parts, scheduled_text
-from ringformer.estimate.time_report import figures, purposes_text
+from ringformer.estimate.time_report import figures, purposes_text, seconds_of
 from ringformer.hardware import GiB
 
 
@@ -121,11 +121,11 @@ def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
         return []
     several = f" in {workload.chunks:,} chunks of {workload.chunk:,} tokens" if workload.chunks > 1 else ""
     lines = [
-        f"  modelled {figures(time.step)} s for the whole context{several}, including {time.exposed:,.3g} s of "
+        f"  modelled {seconds_of(time.step)} for the whole context{several}, including {time.exposed:,.3g} s of "
         f"exposed communication; {figures(time.tokens_per_second)} tokens per second, {_mfu(workload, time):.0%} MFU"
     ]
     if several:
-        lines.append(f"    first chunk {figures(first.step)} s, last chunk {figures(last.step)} s (details below)")
+        lines.append(f"    first chunk {seconds_of(first.step)}, last chunk {seconds_of(last.step)} (details below)")
     return lines
 
 

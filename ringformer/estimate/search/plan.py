@@ -13,7 +13,7 @@ from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.search.candidates import GAIN, Candidate, candidates, neighbours
-from ringformer.estimate.time_report import figures
+from ringformer.estimate.time_report import seconds_of
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 
@@ -127,7 +127,7 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
         too_large = other.peak * excess > other.workload.target.budget
         if other.impossible or too_large or other.workload in failed:
             continue
-        compiler.log(f"  {figures(seconds)} s per step; compiling its neighbour {other}")
+        compiler.log(f"  {seconds_of(seconds)} per step; compiling its neighbour {other}")
         try:
             step = compiler.timed(other.workload)
         except CompilerFailure as failure:

@@ -8,7 +8,7 @@ from ringformer.estimate.program_estimate import Estimate, fitting
 from ringformer.estimate.run_estimate import save_line, verdict_line
 from ringformer.estimate.search.candidates import Candidate, meshes, weighed
 from ringformer.estimate.search.plan import Plan
-from ringformer.estimate.time_report import figures
+from ringformer.estimate.time_report import figures, seconds_of
 from ringformer.estimate.workload import described
 from ringformer.hardware import GiB
 
@@ -21,7 +21,7 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of the ring exposed in its loops; "
     of_host = f", {host / GiB:.1f} GiB of host memory per device" if host else ""
     return (
-        f"  {how}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(time.step)} s per "
+        f"  {how}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {seconds_of(time.step)} per "
         f"step of {time.tokens:,} tokens, {time.tokens_per_second:,.0f} tokens/s ({time.source})"
     )
 
@@ -104,7 +104,7 @@ def packing_text(planned: Plan, store: str) -> str:
         [
             f"  the documents of {store}, packed whole on rings of at most {workload.ring_size} (closed forms):",
             *(
-                f"    layout {way.layout}, buckets {way.buckets}, chunks of {way.chunk}: {figures(step)} s per step, "
+                f"    layout {way.layout}, buckets {way.buckets}, chunks of {way.chunk}: {seconds_of(step)} per step, "
                 f"{figures(tokens / step)} tokens/s; attention over its ideal {way.work.product:.2f}"
                 for way, step in ways
             ),
