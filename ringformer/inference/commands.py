@@ -111,9 +111,6 @@ def _generate(args: argparse.Namespace) -> int:
         template_option=args.template_option,
         allow=[args.allow],
     )
-    earlier = "" if args.chat else text.beginning.describe_earlier()
-    if earlier and (member is None or member.index == 0):
-        print(earlier, file=sys.stderr)
     check_stops(args.stop, text.tokenizer)
     encode = partial(_encode, args, text)
     saved = SavedText.read(Path(args.session), encode) if args.session else None
@@ -133,6 +130,9 @@ def _generate(args: argparse.Namespace) -> int:
     check_room(tokens, args.max_new_tokens, limit)
     if member is not None:
         _join(member, args, begin + (prompt or ""))
+    speaks = member is None or member.index == 0
+    if speaks:
+        text.beginning.say_earlier(chat=args.chat)
     model = TextGenerator(load_generator(args.run_dir, args, limit if goes_on else needed), text)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # models generate text that is not UTF-8
@@ -146,7 +146,6 @@ def _generate(args: argparse.Namespace) -> int:
     if prompt is None:
         return _interactive(ask)
     answer = ask(prompt)
-    speaks = member is None or member.index == 0
     if args.save_session:
         save_text(Path(args.save_session), begin + prompt, answer)
         if speaks:
@@ -173,6 +172,7 @@ def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling, 
         limit=LONGEST if limit is None else limit,
     )
     needed = max(rows.longest, 1) + args.max_new_tokens
+    text.beginning.say_earlier(chat=args.chat)
     model = TextGenerator(load_generator(args.run_dir, args, needed), text)
     rows.answer(model, args.batch_size or 1, args.max_new_tokens, sampling, args.stop)
     return 1 if rows.failed else 0

@@ -83,7 +83,8 @@ def test_a_run_learns(whole):
     assert [row["step"] for row in evaluations] == [0, whole.steps]
     assert evaluations[-1]["eval_bits_per_byte"] < 0.8 * evaluations[0]["eval_bits_per_byte"]
     assert [row["step"] for row in rows(whole) if "loss" in row] == list(range(1, whole.steps + 1))
-    assert json.loads(Path(whole.run_dir, "config.json").read_text())["mesh_dim"] == "1,1,1,8"
+    saved = json.loads(Path(whole.run_dir, "config.json").read_text())
+    assert saved["mesh_dim"] == "1,1,1,8" and saved["texts_begin"] is False, "bytes have no BOS token"
 
 
 def test_another_mesh_gives_the_same_losses(whole, config):

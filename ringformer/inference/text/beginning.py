@@ -1,5 +1,6 @@
 """Beginning of a model's texts: with the tokenizer's BOS token, or without one, as its training documents began."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,12 @@ class Beginning(NamedTuple):
         texts = f"requests begin with {token}" if harness else f"prompts and documents begin without {token}"
         why = "because an earlier version prepared its data"
         return f"{self.folder} does not record how its texts begin, {why}: {texts}, as before"
+
+    def say_earlier(self, *, chat: bool) -> None:
+        """Print the line of `describe_earlier` to stderr, but not for a chat, which begins as its template writes."""
+        line = self.describe_earlier()
+        if line and not chat:
+            print(line, file=sys.stderr)
 
     def describe_export(self) -> str:
         """Return a line about an export whose tokenizer begins texts otherwise than those of the run; empty if both
