@@ -240,7 +240,7 @@ CASES = {
         TEXT,
     ),
     "answers that are rewritten": Case(
-        "stores/encoding.py",
+        "stores/chat_encoding.py",
         ("--rewritten",),
         PREPARE + OWN_TEMPLATE + " --rewritten=refuse",
         {"a.jsonl": lines({"messages": THOUGHTS}), "t": lambda path: llama3(path, FORGETS)},
