@@ -43,7 +43,7 @@ def from_hf(
         file lies outside `path` (`files/untrusted.py`), or `out` is not empty.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
-    target, origin = supported_dtype(dtype), str(path)
+    target, origin = supported_dtype(dtype), str(Path(path).absolute())
     if on_hub(path):
         path, origin = snapshot(str(path), MODEL_FILES)
     path = Path(path)

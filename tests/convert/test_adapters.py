@@ -184,3 +184,11 @@ def test_what_has_no_adapters_is_refused(folder, tmp_path, capsys):
     assert main(["convert", "to-peft", str(folder / "base"), str(tmp_path / "out")]) == 2
     assert "has no adapters: export its weights with ringformer convert to-hf" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_named_from_the_working_directory_is_found_from_elsewhere(tmp_path, monkeypatch):
+    """The model card's code runs in the folder of the adapters."""
+    save_tiny("qwen3", tmp_path / "theirs")
+    monkeypatch.chdir(tmp_path)
+    from_hf("theirs", tmp_path / "base")
+    assert json.loads((tmp_path / "base" / "config.json").read_text())["origin"] == str(tmp_path / "theirs")

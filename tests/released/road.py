@@ -232,7 +232,7 @@ def loaded(folder: Path):
 def loaded_by_its_card(folder: Path):
     """The model that the code in an export's README.md loads, in float32. It runs in that folder."""
     code = (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    print(code.rstrip())
+    print(code.replace(f"{folder.parents[1]}/", "").rstrip())
     before = Path.cwd()
     names: dict = {}
     os.chdir(folder)
@@ -301,12 +301,12 @@ def evaluate(road: Road, run: str) -> None:
     road.run(
         *("eval", "perplexity", f"--run={run}", "--store=stores/documents", "--lengths=128,256,512"),
         *("--documents=4", "--mesh_dim=1,1,1,2", "--cpu_devices=2", "--out=runs/ours/perplexity"),
-        shows=("^",),
+        shows=("the same last", r"^ +(128|256|512) +4 +256 "),
     )
     road.run(
         *("eval", "needle", f"--run={run}", "--lengths=256,512", "--depths=10,90", "--num_cases=1"),
         *("--mesh_dim=1,1,1,2", "--cpu_devices=2", "--out=runs/ours/needle"),
-        shows=("^",),
+        shows=("needle in", "^ +(depth|[0-9]+%|mean) "),
     )
 
 
@@ -322,7 +322,9 @@ def walk(released: Path, work: Path) -> None:
     road.run("convert", "from-hf", "SmolLM2-135M-Instruct", "models/smol", shows=("parameters",))
     road.run("convert", "verify", "SmolLM2-135M-Instruct", "models/smol", "--length=64", shows=("same top", "verdict"))
     prepare(road)
-    road.run("estimate", "--config=configs/road_config.py", "--target=8xH100", shows=("^stage",))
+    road.run(
+        "estimate", "--config=configs/road_config.py", "--target=8xH100", shows=(r"^stage +context", r"^stage [12]  ")
+    )
     train_in_full(road)
     train_adapters(road)
     full, adapters = "runs/ours/stage-2-512", "runs/ours-lora"
