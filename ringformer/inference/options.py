@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -87,6 +88,7 @@ def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int
     """Load the model in `folder` with the options of the command."""
     from ringformer.inference.generator import Generator
 
+    since = time.monotonic()
     generator = Generator.load(
         folder,
         mesh_dim=args.mesh_dim,
@@ -99,4 +101,5 @@ def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int
     )
     if not generator.kernel.startswith("kernel xla") or "WARNING" in generator.kernel:
         print(generator.kernel, file=sys.stderr)
+    print(f"loaded {folder} in {time.monotonic() - since:,.0f} s", file=sys.stderr)
     return generator

@@ -36,6 +36,12 @@ _UNREACHED = ("DEADLINE_EXCEEDED", "UNAVAILABLE", "Connection", "connection")
 """Words in JAX's errors that indicate a network fault, or a machine that is too busy to answer. Another start may
 succeed."""
 
+_TIMED = (Phase.STARTUP, Phase.COMPILATION, Phase.EVALUATION, Phase.STORE_CHECK, Phase.SAVE)
+"""Phases whose end is reported with their seconds, if they lasted at least `_WORTH_A_LINE`. The others are parts of a
+step."""
+
+_WORTH_A_LINE = 1.0
+
 _SERVICE_LOST = b"JAX distributed service detected fatal errors"
 
 
@@ -57,26 +63,24 @@ class Supervisor(Stopping):
     def __init__(self, signals: SignalThread):
         self._lock = threading.RLock()
         self._member = _ALONE
+        self.first = True
+        """True if this process reports for all."""
         self._peers: Peers | None = None
         self._log = Path("logs", "process-0.txt")
         self._session, self._asks, self._phase = 0, 0, "between"
         self._stop_at: int | None = None
         self._verdict: Verdict | None = None
         self._leaving = False
+        self._timed, self._since = True, time.monotonic()  # of the current phase; the preparation is the first
         self.watchdog = Watchdog(self._expired)
         signals.heard = self._heard
-
-    @property
-    def first(self) -> bool:
-        """True if this process reports for all."""
-        return self._member.index == 0
 
     def join(self, member: Membership, seconds: float, folder: Path) -> None:
         """Join the other processes of a run, before JAX has a device. C++ then writes to `folder`/logs.
 
         Raises ProcessesMissing, ValueError or OSError, as `meet` does.
         """
-        self._member = member
+        self._member, self.first = member, member.index == 0
         meet(member, seconds, known_places)
         self._log = folder / "logs" / f"process-{member.index}.txt"
         divert_native_stderr(self._log, f"[{member.index}] " if member.index else "")
@@ -113,7 +117,14 @@ class Supervisor(Stopping):
         if phase in (Phase.FIRST_STEP, Phase.STEP):
             self._phase = "training"
         description, limit = phase.value
-        self.watchdog.begin(description.format(step), limit)
+        begun = description.format(step)
+        lasted = time.monotonic() - self._since
+        line = [f"{self.watchdog.doing.what} took {lasted:,.0f} s"] if self._timed and lasted >= _WORTH_A_LINE else []
+        line += [f"{begun} begins"] if phase is Phase.COMPILATION else []
+        if line and self.first:
+            print("; ".join(line), file=sys.stderr, flush=True)
+        self._timed, self._since = phase in _TIMED, time.monotonic()
+        self.watchdog.begin(begun, limit)
 
     def failed(self, error: Exception) -> None:
         """Report this process's error to the user and to the other processes, and end. If there is only one process, do
