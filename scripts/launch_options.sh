@@ -144,8 +144,7 @@ newest_checkpoint() {
 can_check=""
 require_ringformer() {
     if [ -n "$dry_run" ]; then
-        "${ringformer[0]}" -c 'import ringformer.cli, sys; from importlib.util import find_spec
-sys.exit(not (find_spec("jax") and find_spec("flax")))' 2>/dev/null && can_check=1 ||
+        "${ringformer[0]}" -c 'import ringformer.cli; from importlib.util import find_spec as f; exit(not (f("jax") and f("flax")))' 2>/dev/null && can_check=1 ||
             echo "$(basename "$0"): ${ringformer[0]} has no ringformer with its extra train, so this dry run does not check" \
                 "the config against the devices" >&2
         return 0

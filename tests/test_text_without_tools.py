@@ -54,6 +54,8 @@ FOLDERS = (
 PATH = re.compile(rf"(?<![\w./$}}-])(?:{'|'.join(FOLDERS)}|\.github)/(?:[\w.-]+/)*[\w.-]*\w")
 
 OF_OTHER_PLACES = {
+    "configs/road_config.py": "a copy that the walk of a page makes",
+    "configs/road_lora_config.py": "a copy that the walk of a page makes",
     "configs/NAME.py": "a placeholder",
     "requirements/NAME.txt": "a placeholder",
     "results/needle": "an evaluation writes it",

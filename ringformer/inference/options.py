@@ -101,5 +101,7 @@ def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int
     )
     if not generator.kernel.startswith("kernel xla") or "WARNING" in generator.kernel:
         print(generator.kernel, file=sys.stderr)
-    print(f"loaded {folder} in {time.monotonic() - since:,.0f} s", file=sys.stderr)
+    lasted = time.monotonic() - since
+    if lasted >= 1:
+        print(f"loading {folder} took {lasted:,.0f} s", file=sys.stderr)
     return generator

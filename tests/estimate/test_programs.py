@@ -19,6 +19,7 @@ from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import USUAL, Rates
 from ringformer.estimate.seconds.transfers import FROM_HOST
 from ringformer.estimate.targets import find_target
+from ringformer.estimate.time_report import duration
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
 from ringformer.models.families.llama import LlamaConfig
@@ -286,7 +287,7 @@ def test_reports():
     assert days["days_model"] == pytest.approx(1e9 / found["tokens_per_second_model"] / 86400)
     assert days["hours_model"] == pytest.approx(24 * days["days_model"])
     assert days["device_hours_model"] == pytest.approx(N * 24 * days["days_model"])
-    assert f"{days['hours_model']:,.4g} hours" in estimate_text("a title", replace(w, tokens=1e9), e)
+    assert duration(3600 * days["hours_model"]) in estimate_text("a title", replace(w, tokens=1e9), e)
 
 
 @on_tpu
