@@ -162,7 +162,9 @@ def measure_template_process(megabytes: float, pairs: int) -> list[dict]:
             inside = ChatTemplate(source, {"bos_token": SPECIAL[0]}, list(tokenizer.controls), None, 10**6)
 
             def render_here(conversations, inside=inside, tokenizer=tokenizer):
-                return [checked_sequences(sequences_of(inside, messages), tokenizer) for messages in conversations]
+                return [
+                    checked_sequences(sequences_of(inside, messages), messages, tokenizer) for messages in conversations
+                ]
 
             def prepare(template, tokenizer=tokenizer):
                 malformed = Malformed(skip=False)

@@ -58,7 +58,8 @@ def run(words: list[str]) -> int:
     options = parser.join_values(words[len((verb or "").split()) :])
     overrides = parser.get_default("overrides") is not None
     valid = parser._option_string_actions
-    for name in (word.partition("=")[0] for word in options if LIKE_OPTION.match(word)):
+    for word in filter(LIKE_OPTION.match, options):
+        name = word.partition("=")[0]
         if name not in valid and not (overrides and name.startswith("--config.")):
             option, dot, key = name.partition(".")
             near = difflib.get_close_matches(option, valid, 1, cutoff=0.85)

@@ -82,7 +82,8 @@ class HarnessModel(TemplateLM):
         return self._text.text.chat_text(messages, add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        return self._text.text.template_name if chat_template else None
+        text = self._text.text
+        return " ".join(filter(None, (text.template_name, text.template_option))) if chat_template else None
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, **_: Any

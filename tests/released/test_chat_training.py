@@ -5,21 +5,25 @@ A variant's marks are corrected in three ways before they are compared: they beg
 token that ends the turn, and end there.
 """
 
+import json
+import random
 import re
-import shutil
 from collections import Counter
 from typing import NamedTuple
 
 import pytest
 
+from ringformer.data import open_or_build
 from ringformer.data.chats.sandboxed_template import BREAK, START, STOP, ChatTemplate, Refused, without_marks
 from ringformer.data.chats.templates import load_template
 from ringformer.data.chats.tokenizer_template import OUTPUT
 from ringformer.data.chats.trained_answers import sequences_of
+from ringformer.data.stores.options import StoreOptions
 from ringformer.data.tokenizers.load import load_tokenizer
 from ringformer.inference.text.run_text import RunText
+from tests.commit import ROOT
 from tests.inference.runs import converted_folder
-from tests.released.folders import llama_cpp_templates, smol, tokenizer, trl_templates
+from tests.released.folders import llama_cpp_templates, tokenizer, trl_templates
 from tests.released.test_chat_prompts import CALLED, RELEASED, RESULT, THOUGHT, TOOL, TOOLS, messages_of, turns
 
 CONVERSATIONS = {
@@ -184,19 +188,60 @@ def test_all_templates_train_on_what_continues_their_prompts():
             verdicts.update(continues_or_refuses(template, kind) for kind in CONVERSATIONS)
     for verdict, count in verdicts.most_common():
         print(f"{count:4} {verdict}")
-    assert verdicts["trained"] > 0.6 * verdicts.total()
+    trained, total = verdicts["trained"], verdicts.total()
+    assert f"of {total:,}, {trained:,} are trained on" in page()
+    assert f"{total - trained} are refused by name" in page()
+
+
+def page() -> str:
+    """Text of the page that reports these counts, on one line."""
+    return " ".join((ROOT / "docs" / "data.md").read_text().split())
+
+
+def long_thoughts() -> list[dict]:
+    """Five questions and answers with thoughts, some 12,000 tokens as Qwen3 shows them in the end."""
+    chosen = random.Random(0)
+    carried = ["ring", "keys", "values", "queries", "devices", "hops", "chunks", "layers", "gradients", "tokens"]
+    words = [*carried, "carry", "compute", "wait", "send", "own"]
+
+    def text(number: int) -> str:
+        return " ".join(chosen.choices(words, k=number))
+
+    messages = []
+    for _ in range(5):
+        answer = f"<think>\n{text(4000)}\n</think>\n\n{text(1400)}"
+        messages += [{"role": "user", "content": text(800)}, {"role": "assistant", "content": answer}]
+    return messages
+
+
+@pytest.mark.slow
+def test_what_rewritten_answers_cost(tmp_path, capsys):
+    """32K tokens with all thoughts: the sequences are as long as the page says, and a line says that they are many."""
+    folder = str(tokenizer("qwen3"))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": long_thoughts()}) + "\n")
+    tokens = {}
+    for rewritten in ("split", "last"):
+        options = StoreOptions(
+            f"jsonl:{tmp_path}/a.jsonl",
+            tokenizer=folder,
+            held_out=0,
+            format="messages",
+            template="tokenizer",
+            rewritten=rewritten,
+        )
+        store, _ = open_or_build(tmp_path / rewritten, options, load_tokenizer(folder))
+        tokens[rewritten] = store.meta["tokens"]
+        assert store.meta["documents"] == (5 if rewritten == "split" else 1)
+        assert ("times the text" in capsys.readouterr().err) == (rewritten == "split")
+    assert f"{tokens['last']:,} tokens as Qwen3 shows them in the end" in page(), tokens
+    assert f"five sequences of {tokens['split']:,}" in page(), tokens
 
 
 @pytest.mark.usual("smol")
 @pytest.mark.parametrize("name", RELEASED)
 def test_trained_tokens_continue_those_of_the_prompt(name, tmp_path):
     """By the family's own tokenizer: the tokens before an answer are those that `generate --chat` sends."""
-    folder = tmp_path / "tokenizer"
-    shutil.copytree(smol() if name == "smol" else tokenizer(name), folder)
-    if RELEASED[name].template is not None:
-        source, template_name = RELEASED[name].template
-        texts = trl_templates() if source == "trl" else llama_cpp_templates()
-        (folder / "chat_template.jinja").write_text(texts[template_name])
+    folder = RELEASED[name].folder(name, tmp_path / "tokenizer")
     ours = load_tokenizer(str(folder))
     template = load_template("tokenizer", ours)
     text = RunText(converted_folder(tmp_path / "model", folder))

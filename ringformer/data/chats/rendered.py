@@ -1,7 +1,6 @@
 """Conversations as chat templates render them, and checks of what the process of a template sends."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ringformer.data.chats.conversations import Message
@@ -20,7 +19,7 @@ RenderAll = Callable[[Sequence[Sequence[Message]]], list[list[Rendered] | ValueE
 """Function that returns, for each of several conversations, the sequences that train on its answers, or an error."""
 
 
-def checked_segments(answer: Any, tokenizer: Tokenizer) -> list[Segment]:
+def checked_segments(answer: Any, _messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment]:
     """Return the segments that the worker has sent. Raises EOFError for another value: a template may send anything."""
     segments = []
     try:
@@ -33,21 +32,32 @@ def checked_segments(answer: Any, tokenizer: Tokenizer) -> list[Segment]:
     return segments
 
 
-def checked_sequences(answer: Any, tokenizer: Tokenizer) -> list[Rendered]:
-    """Return the sequences that the worker has sent. Raises EOFError for another value, as `checked_segments` does."""
+def checked_sequences(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) -> list[Rendered]:
+    """Return the sequences of a conversation that the worker has sent. Each has the numbers of its answers, and no
+    answer is in two of them. Raises EOFError for another value, as `checked_segments` does."""
+    left = set(range(sum(message.role == "assistant" for message in messages)))
     sequences = []
     try:
         for sequence in answer:
-            segments = checked_segments(sequence["parts"], tokenizer)
+            segments = checked_segments(sequence["parts"], messages, tokenizer)
             numbers = sequence["answers"]
-            if any(type(number) is not int for number in numbers) or sorted(set(numbers)) != numbers:
-                raise TypeError
-            begins = sum(after and not before for before, after in pairwise([False, *(s.trained for s in segments)]))
-            if begins != len(numbers):
+            is_new = all(type(number) is int for number in numbers) and left.issuperset(numbers)
+            if not is_new or sorted(set(numbers)) != numbers or len(numbers) != _stretches(segments):
                 raise ValueError
+            left.difference_update(numbers)
             sequences.append(Rendered(segments, tuple(numbers)))
     except (TypeError, ValueError, KeyError) as error:
         raise EOFError from error
     if not sequences:
         raise EOFError
     return sequences
+
+
+def _stretches(segments: Sequence[Segment]) -> int:
+    """Count the stretches of segments that are trained on."""
+    stretches = 0
+    was_trained = False
+    for segment in segments:
+        stretches += segment.trained and not was_trained
+        was_trained = segment.trained
+    return stretches

@@ -49,10 +49,13 @@ Work = Literal["sequences", "prompt", "text"]
 
 
 class JinjaTemplate:
-    """The chat template of `tokenizer`, for batches of conversations; for `chat_date` see `load_template`.
-    `options` are variables of the template.
+    """The chat template of `tokenizer`, for batches of conversations.
 
     It may be called from several threads and, after a fork, from several processes.
+
+    Args:
+      chat_date: see `load_template`.
+      options: variables of the template.
 
     Raises:
       ValueError: if the tokenizer has no template, the template cannot be compiled, or jinja2's sandbox is not safe.
@@ -100,7 +103,10 @@ class JinjaTemplate:
         return segments
 
     def _render(
-        self, work: Work, conversations: Sequence[Sequence[Message]], checked: Callable[[Any, Tokenizer], Result]
+        self,
+        work: Work,
+        conversations: Sequence[Sequence[Message]],
+        checked: Callable[[Any, Sequence[Message], Tokenizer], Result],
     ) -> list[Result | ValueError]:
         """Return the results of the first conversations, at least one; the last result may be an error that says that
         the process has ended. `checked` makes a result of an answer of the process."""
@@ -121,7 +127,7 @@ class JinjaTemplate:
                         if type(answer) is dict:
                             results.append(ValueError(f"{_named(self._tokenizer)} {answer.get('error')}"))
                         else:
-                            results.append(checked(answer, self._tokenizer))
+                            results.append(checked(answer, messages, self._tokenizer))
             except ValueError as error:
                 return [*results, error]
             self._worker = worker

@@ -47,8 +47,9 @@ def sequences_of(template: ChatTemplate, conversation: list[list]) -> list[dict]
     """Return the sequences that train on the answers of a conversation, in the order of their last answers. The last
     one is the whole conversation, if the last answer stands there as in its own turn.
 
-    Each is {"parts": [[text, is trained on, is a control token], ...], "answers": their numbers}. An answer that is not
-    trained on has a number if it stands in a sequence of others, and no sequence of its own.
+    `conversation` has messages as [role, content, extra, is trained on]. Each sequence is
+    {"parts": [[text, is trained on, is a control token], ...], "answers": their numbers}. An answer that is not trained
+    on has a number if it stands in a sequence of others, and no sequence of its own.
 
     Raises Refused if there is no answer, an answer cannot be found or does not continue its prompt, or the template
     leaves out a part of the conversation.
@@ -57,7 +58,7 @@ def sequences_of(template: ChatTemplate, conversation: list[list]) -> list[dict]
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     if not places:
         raise Refused("has no answer to train on: the conversation has none")
-    is_trained = [message[3] if len(message) > 3 else True for message in conversation if message[0] == "assistant"]
+    is_trained = [trained for role, _, _, trained in conversation if role == "assistant"]
     whole = without_marks(template.render(messages))
     end = _end_of_turn(template)
     answers = [_answer(template, messages, place, number, end) for number, place in enumerate(places)]
@@ -66,9 +67,10 @@ def sequences_of(template: ChatTemplate, conversation: list[list]) -> list[dict]
 
     def shown(place: int) -> Iterator[str]:
         """Yield the text of an answer, and then the text with the part of its prompt that follows the question."""
-        text, start = turns[place].text, turns[place].start
-        yield text[start:]
-        yield text[min(start, len(without_marks(template.render(messages[:place])))) :]
+        answer = turns[place]
+        yield answer.text[answer.start :]
+        before = without_marks(template.render(messages[:place]))
+        yield answer.text[min(answer.start, len(before)) :]
 
     if missing := part_left_out(messages, template.tools, introduction, whole, shown):
         raise Refused(
@@ -84,7 +86,8 @@ def _grouped(whole: str, answers: list[Answer], is_trained: list[bool]) -> list[
     """Put each answer into the longest text that begins as the answer's own turn does. There is at least one sequence,
     even if no answer is trained on."""
     sequences: list[Sequence] = []
-    text, left = whole, answers
+    text = whole
+    left = answers
     while True:
         kept = [answer for answer in left if text.startswith(answer.text)]
         if kept:
@@ -98,7 +101,8 @@ def _grouped(whole: str, answers: list[Answer], is_trained: list[bool]) -> list[
 
 def _pieces(sequence: Sequence) -> list[tuple[str, bool]]:
     """Split a sequence into (text, is trained on)."""
-    pieces, place = [], 0
+    pieces = []
+    place = 0
     for answer in sequence.answers:
         stop = len(answer.text)
         pieces += [(sequence.text[place : answer.start], False), (sequence.text[answer.start : stop], True)]
@@ -240,7 +244,8 @@ def _end_of_turn(template: ChatTemplate) -> str:
 
 def _shared_length(one: str, other: str) -> int:
     """Return the number of characters with which both texts begin."""
-    same, most = 0, min(len(one), len(other))
+    same = 0
+    most = min(len(one), len(other))
     while same < most:
         middle = (same + most + 1) // 2
         if one[:middle] == other[:middle]:

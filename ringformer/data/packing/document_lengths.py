@@ -92,7 +92,8 @@ def share_or_times(passes: float) -> str:
 def describe_passes(store: str, passes: float, steps: int) -> str:
     """Return the line on the passes that a run of so many steps makes through a store."""
     amount = share_or_times(passes)
-    unit = "of a pass" if passes < 1 else "pass" if amount == "1" else "passes"
+    whole = "pass" if amount == "1" else "passes"
+    unit = "of a pass" if passes < 1 else whole
     return f"{store}: {amount} {unit} in {steps:,} steps"
 
 

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +92,7 @@ class ChatEncoder:
         if self.rewritten != "split" or self._has_warned:
             return
         whole = sum(_characters(sequences[-1]) for sequences in conversations)
-        every = sum(_characters(sequence) for sequences in conversations for sequence in sequences)
+        every = sum(sum(map(_characters, sequences)) for sequences in conversations)
         if every > MANY_TIMES * whole:
             self._has_warned = True
             print(
@@ -116,7 +117,7 @@ class ChatEncoder:
             self._counts[event] += number
 
     def encode(self, group: Sequence[tuple[Conversation, list[Rendered]]]) -> list[Encoded]:
-        rendered = [sequence for _, sequences in group for sequence in sequences]
+        rendered = list(chain.from_iterable(sequences for _, sequences in group))
         encoded = iter(self._sequences(rendered))
         parts = []
         for conversation, sequences in group:
@@ -148,11 +149,14 @@ class ChatEncoder:
         if limit and _longest(sequences) > limit:
             self._count("conversations longer than chat_length")
         while limit and _longest(sequences) > limit:
-            ends = {number: end for sequence in sequences for number, end in sequence.ends.items()}
+            ends: dict[int, int] = {}
+            for sequence in sequences:
+                ends |= sequence.ends
             stops = _stops(turns, ends)
             if len(stops) == 1:
                 break
-            fitting = [stop for stop in stops if all(end <= limit for number, end in ends.items() if number <= stop)]
+            beyond = [number for number, end in ends.items() if end > limit]
+            fitting = [stop for stop in stops if not any(number <= stop for number in beyond)]
             last = fitting[-1] if fitting else stops[0]
             self._count("splits between turns")
             part = [cut for sequence in sequences if (cut := sequence.up_to(last))]

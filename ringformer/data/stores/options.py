@@ -102,6 +102,8 @@ class StoreOptions:
         parse_template_option(self.template_option)
         if self.template_option and self.template != "tokenizer":
             raise ValueError(f"{key}template_option={self.template_option!r} needs {key}template='tokenizer'")
+        if self.rewritten != StoreOptions.rewritten and self.template != "tokenizer":
+            raise ValueError(f"{key}rewritten={self.rewritten!r} needs {key}template='tokenizer'")
         if not 0.0 <= self.compressibility_tails < 0.5:
             raise ValueError(f"{key}compressibility_tails={self.compressibility_tails} must be in [0, 0.5)")
         if self.retrieval_tasks < 0:

@@ -72,7 +72,8 @@ def special_names(config: Mapping[str, Any]) -> SpecialNames:
     names = {key: name for key, name in config.items() if key.endswith(KEY) and type(name) is str}
     tokens = config.get("added_tokens_decoder")
     described = tokens.values() if type(tokens) is dict else ()
-    flagged = [token["content"] for token in described if type(token) is dict and token.get("special") is True]
+    contents = [token.get("content") for token in described if type(token) is dict and token.get("special") is True]
+    flagged = [content for content in contents if type(content) is str]
     bounds = [names[key] for key in ("bos_token", "eos_token") if key in names]
     return SpecialNames(frozenset([*names.values(), *flagged]), frozenset(bounds))
 

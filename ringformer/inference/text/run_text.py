@@ -165,7 +165,7 @@ class RunText:
         raise ValueError(f"the chat template changes the beginning of an answer, {prefix!r}: it writes {text[-60:]!r}")
 
     @cached_property
-    def _ending(self) -> "Ending":
+    def _ending(self) -> Ending:
         """Text and tokens that the template writes behind an answer."""
         if self._template.own is None:
             segments, start = self._render([Message("user", "a"), Message("assistant", ANSWER)])

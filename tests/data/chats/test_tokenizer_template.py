@@ -276,6 +276,11 @@ def test_no_process_outlives_its_parent_nor_a_fork_shares_it(folder, end):
 
 
 ANSWERS = (
+    '[{"parts": [["a", true, false]], "answers": [1]}]',  # there is one answer, number 0
+    '[{"parts": [["a", true, false]], "answers": [-1]}]',
+    '[{"parts": [["a", true, false]], "answers": []}]',
+    '[{"parts": [["a", true, false]], "answers": [0]}, {"parts": [["a", true, false]], "answers": [0]}]',
+    "[]",
     '[["a", true, true]]',
     '[["a", 1, false]]',
     "[[7, true, false]]",

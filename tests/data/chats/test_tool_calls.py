@@ -206,7 +206,7 @@ def test_the_sandbox_makes_no_token_of_a_name_in_arguments():
     names = ["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]
     template = ChatTemplate(JINJA, {"bos_token": names[-1]}, names, None, 10**6)
     extra = json.dumps({"tool_calls": call("zigzag")})
-    conversation = [["user", "how many hops?", ""], ["assistant", "", extra]]
+    conversation = [["user", "how many hops?", "", True], ["assistant", "", extra, True]]
     (sequence,) = sequences_of(template, conversation)
     controls = [text for text, _, is_control in sequence["parts"] if is_control]
     assert controls.count("<|eot_id|>") == 2, "one for each turn"

@@ -49,7 +49,7 @@ def found(template, conversation, **options):
     """Return the text of each sequence, with brackets around what is trained on."""
     compiled = ChatTemplate(template, {}, CONTROLS, None, 10**6, options)
     texts = []
-    for sequence in sequences_of(compiled, conversation):
+    for sequence in sequences_of(compiled, [[*message, True][:4] for message in conversation]):
         text, was_trained = "", False
         for part, trained, _ in sequence["parts"]:
             text += "[" * (trained and not was_trained) + "]" * (was_trained and not trained) + part

@@ -10,7 +10,12 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from ringformer.convert.hf_config import text_config
 from ringformer.data import Segment, load_tokenizer, save_tokenizer, train_sentencepiece
-from ringformer.data.tokenizers.special_tokens import GENERATION_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
+from ringformer.data.tokenizers.special_tokens import (
+    GENERATION_CONFIG,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER_CONFIG,
+    special_names,
+)
 from ringformer.data.tokenizers.special_tokens import model_tokens as read_model_tokens
 from tests.data.chat_samples import CORPUS
 
@@ -109,6 +114,11 @@ def test_the_end_token_and_what_is_special_are_those_of_transformers(name, tmp_p
     save_tokenizer(ours, tmp_path / "copy")
     copy = load_tokenizer(str(tmp_path / "copy"))
     assert (copy.name, copy.eos_id, copy.controls, copy.config) == (ours.name, ours.eos_id, ours.controls, ours.config)
+
+
+@pytest.mark.parametrize("token", [{"special": True}, {"special": True, "content": 7}, 7])
+def test_a_description_without_a_name_flags_nothing(token):
+    assert special_names({"added_tokens_decoder": {"9": token}}).special == frozenset()
 
 
 def test_tokens_that_are_special_are_part_of_a_tokenizer_s_name(tmp_path):
