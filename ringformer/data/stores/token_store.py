@@ -44,6 +44,9 @@ class TokenStore:
       offsets: int64 [documents + 1], in memory.
       mask: uint8 [N], a `CheckedArray`; None if all tokens are trained on.
       meta: the contents of store.json.
+      has_documents: True for documents, False for conversations and rows of tokens.
+      begins_documents: True if the documents were prepared with a BOS token before each.
+      begun: number of documents that begin with the tokenizer's BOS token; None for a store of an earlier version.
     """
 
     def __init__(self, path: str | Path):
@@ -53,6 +56,10 @@ class TokenStore:
         except FileNotFoundError:
             what = "an unfinished token store (no store.json)" if self.path.is_dir() else "no token store"
             raise FileNotFoundError(f"there is {what} at {self.path}; build one with ringformer data prepare") from None
+        settings = self.meta["settings"]
+        self.has_documents = settings.get("format", "documents") == "documents"
+        self.begins_documents = bool(settings.get("begin"))
+        self.begun: int | None = self.meta.get("begun")
         files = self.meta["files"]
         if "mask.bin" not in files and (self.path / "mask.bin").exists():
             raise ValueError(f"{self.path}/mask.bin does not belong to the store, which has no mask: {REBUILD}")
@@ -68,21 +75,6 @@ class TokenStore:
         """Read the paths of the documents; empty if they are not files, or the store is of an earlier version."""
         path = self.path / NAMES
         return [json.loads(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
-
-    @property
-    def has_documents(self) -> bool:
-        """True for documents, False for conversations and rows of tokens."""
-        return self.meta["settings"].get("format", "documents") == "documents"
-
-    @property
-    def begins_documents(self) -> bool:
-        """True if the store's documents were prepared with a BOS token before each."""
-        return bool(self.meta["settings"].get("begin"))
-
-    @property
-    def begun(self) -> int | None:
-        """Number of documents that begin with the tokenizer's BOS token; None for a store of an earlier version."""
-        return self.meta.get("begun")
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ValueError if the store has ids beyond a model's vocabulary of `vocab_size` rows."""
