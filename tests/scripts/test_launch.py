@@ -151,11 +151,17 @@ LOCAL = ["launch_local.sh", *QUICK]
         (["gpu_node.sh", "--target=9xH100", A100, *PATHS], "--target=9xH100 is more than a node of 8 GPUs"),
         (["gpu_node.sh", "--target=16xH100", A100, *PATHS, "--skip-estimate"], "is more than a node of 8 GPUs"),
         (["gpu_node.sh", "--target=7xH200", H200, *PATHS], "needs 8 devices, there are 7"),
-        (["gpu_node.sh", "--target=8xH101", A100, *PATHS], "unknown target '8xH101'"),
+        pytest.param(
+            ["gpu_node.sh", "--target=8xH101", A100, *PATHS], "unknown target '8xH101'", marks=pytest.mark.slow
+        ),
         (["slurm.sh", "--target=32xA100-80", *QUICK, "--skip-estimate"], "needs 8 devices, there are 32"),
         ([*POD, *QUICK, "--accelerator=v5litepod-256", "--skip-estimate"], "needs 8 devices, there are 256"),
         ([*LOCAL, "--processes=3"], "3 processes do not share eight devices equally: --devices=N"),
-        ([*LOCAL, "--processes=3", "--devices=2"], "mesh_dim='1,1,1,8' needs 8 devices, there are 6"),
+        pytest.param(
+            [*LOCAL, "--processes=3", "--devices=2"],
+            "mesh_dim='1,1,1,8' needs 8 devices, there are 6",
+            marks=pytest.mark.slow,
+        ),
         ([*LOCAL, "--processes=2", "--config.seq_len=100"], "sequence length 100 is"),
     ],
 )
