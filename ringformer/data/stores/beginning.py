@@ -15,9 +15,10 @@ def begins_documents(begin: Begin, tokenizer: Tokenizer) -> bool:
     if begin == "tokenizer":
         return tokenizer.begins
     if begin == "true" and tokenizer.bos_id is None:
+        named = ", or name a bos_token in the tokenizer_config.json beside the tokenizer" if tokenizer.files else ""
         raise ValueError(
             f"begin='true': tokenizer {tokenizer.name} has no BOS token: leave out --begin (for a run: "
-            "config.data.begin), or name a bos_token in the tokenizer_config.json beside the tokenizer"
+            f"config.data.begin){named}"
         )
     return begin == "true"
 

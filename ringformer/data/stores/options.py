@@ -18,6 +18,8 @@ NOT_RECORDED = (*OF_DOCUMENTS, "clean", "encoding", "skip_malformed", "template_
 """Options that a store of another format, or of an earlier version, does not record: it has their defaults."""
 REWRITTEN_BEFORE: Rewritten = "refuse"
 """`rewritten` of stores of earlier versions with a tokenizer's own template, which do not record it."""
+OF_OWN_TEMPLATE = ("template_option", "rewritten")
+"""Options that only conversations with a tokenizer's own template have."""
 ENCODED = ("text", "jsonl", "json")
 """Kinds of source whose files have an encoding."""
 RULES_OF_DOCUMENTS = frozenset({"html"})
@@ -100,10 +102,13 @@ class StoreOptions:
         if self.format == "tokens" and self.weight_field:
             raise ValueError(f"{key}weight_field={self.weight_field!r}: rows of tokens have no weights")
         parse_template_option(self.template_option)
-        if self.template_option and self.template != "tokenizer":
-            raise ValueError(f"{key}template_option={self.template_option!r} needs {key}template='tokenizer'")
-        if self.rewritten != StoreOptions.rewritten and self.template != "tokenizer":
-            raise ValueError(f"{key}rewritten={self.rewritten!r} needs {key}template='tokenizer'")
+        has_own_template = self.format in get_args(ChatFormat) and self.template == "tokenizer"
+        for field in () if has_own_template else OF_OWN_TEMPLATE:
+            if getattr(self, field) != getattr(StoreOptions, field):
+                raise ValueError(
+                    f"{key}{field}={getattr(self, field)!r} needs {key}template='tokenizer' and a {key}format of "
+                    f"conversations: {', '.join(get_args(ChatFormat))}"
+                )
         if not 0.0 <= self.compressibility_tails < 0.5:
             raise ValueError(f"{key}compressibility_tails={self.compressibility_tails} must be in [0, 0.5)")
         if self.retrieval_tasks < 0:
