@@ -37,12 +37,19 @@ def config(folder: Path, name: str, mesh_dim="1,2,1,4", lora=LORA, **changes):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A trained base, and a run with adapters of it."""
+def folder_of_base(tmp_path_factory):
+    """A trained base."""
     folder = tmp_path_factory.mktemp("lora")
     rows = [{"text": f"{i} keys and values travel around the ring while queries stay"} for i in range(200)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     train(prepare(config(folder, "base", lora={})))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(folder_of_base):
+    """A trained base, and a run with adapters of it."""
+    folder = folder_of_base
     train(prepare(config(folder, "adapters", init_from=str(folder / "base"))))
     return folder
 
@@ -53,8 +60,18 @@ def parameters(run: Path, mesh_dim="1,1,1,1", devices=1):
     return unpadded(restore_params(run, weights, mesh), weights)
 
 
+def saved_parameters(run: Path) -> set[str]:
+    return {path.name for path in (run / "checkpoints" / "4" / "default").glob("params.*")}
+
+
+def test_a_run_without_adapters_saves_all_weights(folder_of_base):
+    saved = saved_parameters(folder_of_base / "base")
+    assert {"params.embed", "params.layers.attention.wk", "params.layers.feedforward.w_down"} <= saved
+    assert not any(name.endswith((".a", ".b")) for name in saved)
+
+
 def test_a_run_saves_its_adapters_alone(folder):
-    saved = {path.name for path in (folder / "adapters" / "checkpoints" / "4" / "default").glob("params.*")}
+    saved = saved_parameters(folder / "adapters")
     targets = ("attention.wq", "attention.wv", "attention.wo", "feedforward.w_down")
     assert saved == {f"params.layers.{target}.{factor}" for target in targets for factor in "ab"}
     losses = [row["eval_loss"] for row in read_metrics(folder / "adapters") if "eval_loss" in row]
