@@ -96,9 +96,10 @@ class Supervisor(Stopping):
             self.watchdog.each_second = self._check_store
 
     def __enter__(self):
-        if self.signal is not None:
-            raise Terminated(_nothing_lost(self.signal), self.signal)
-        with self._lock:
+        with self._lock:  # not while the processes agree on where to stop: who left now would keep the others waiting
+            decided = self._peers is None or self._stop_at is not None
+            if self.signal is not None and decided:
+                raise Terminated(_nothing_lost(self.signal), self.signal)
             self._session, self._asks, self._phase = self._session + 1, 0, "starting"
         return self
 
@@ -196,9 +197,9 @@ class Supervisor(Stopping):
             closing = any(state.phase == "training" and state.session < last for state in states)
             if not at_once or (self._phase == "training" and self._session < last):
                 return
-        if closing:  # others are still writing the last save of the previous run
-            time.sleep(_CLOSING_SECONDS)
-        self._end(_nothing_lost(number), exit_code(number), all_say=False)
+            if closing:  # others are still writing the last save of the previous run
+                time.sleep(_CLOSING_SECONDS)
+            self._end(_nothing_lost(number), exit_code(number), all_say=False)
 
     # Time
 
