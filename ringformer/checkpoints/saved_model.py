@@ -16,12 +16,13 @@ from ringformer.checkpoints.array_folder import Restore
 from ringformer.checkpoints.sharded_arrays import Restored, checkpoint_handler
 from ringformer.checkpoints.verify import advising, restore_checked, saved_steps, tree_folder, unverified
 from ringformer.data import Tokenizer, load_tokenizer
+from ringformer.data.tokenizers.special_tokens import ModelTokens, model_tokens
 from ringformer.files.manifest import MANIFEST, check_named
-from ringformer.files.run_layout import CHECKPOINTS, CONFIG, IDENTITY, METRICS
+from ringformer.files.run_layout import CHECKPOINTS, CONFIG, HF_CONFIG, IDENTITY, METRICS
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.interface import ModelConfig
 from ringformer.models.own_attention import UnknownAttention
-from ringformer.models.registry import FAMILIES, Family, family_of
+from ringformer.models.registry import FAMILIES, Family, family_of, hugging_face_of
 from ringformer.parallel.lora import Lora, LoraConfig
 from ringformer.parallel.parameters import abstract_params
 
@@ -50,6 +51,19 @@ def model_of(run_dir: str | Path) -> ModelConfig:
         raise ValueError(f"{run_dir}: {error}, the one that the run was trained with") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{run_dir}/config.json describes no {family.config.__name__} ({error}); {advice}") from None
+
+
+def hugging_face_tokens(run_dir: str | Path, model: Any) -> ModelTokens:
+    """Return the end tokens and the context that the Hugging Face config.json of a saved model names."""
+    table = hugging_face_of(type(model))
+    return model_tokens(Path(run_dir), HF_CONFIG, model.vocab_size, table.absent if table else {})
+
+
+def context_of(run_dir: str | Path) -> int | None:
+    """Return the context in tokens with which a saved model was trained, or which its Hugging Face config.json names;
+    None if neither is available."""
+    saved = read_object(run_dir, CONFIG)
+    return saved.get("seq_len") or hugging_face_tokens(run_dir, model_of(run_dir)).context
 
 
 def _family(run_dir: str | Path, saved: Mapping[str, Any]) -> Family:

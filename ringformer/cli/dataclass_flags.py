@@ -27,12 +27,17 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, cls: type, names: Collection[str] | None = None, *, unset: bool = False
+    parser: argparse.ArgumentParser,
+    cls: type,
+    names: Collection[str] | None = None,
+    *,
+    unset: bool = False,
+    prefix: str = "",
 ) -> None:
     """Add a flag `--NAME` for each field of a dataclass, or for those named, with its type, default, choices and help.
 
     A boolean that is False by default takes no value; a field without a default is required. With `unset`, all defaults
-    are None. This is for flags that override another value only if they are given.
+    are None. This is for flags that override another value only if they are given. `prefix` precedes the names.
     """
     docs, types = field_docs(cls), get_type_hints(cls)
     for field in fields(cls):
@@ -45,10 +50,10 @@ def add_flags(
         else:
             options["default"] = None if unset else field.default
         if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
+            options["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
         else:
             options |= {"type": kind, "choices": choices}
-        parser.add_argument(f"--{field.name}", **options)
+        parser.add_argument(f"--{prefix}{field.name}", **options)
 
 
 def from_flags(args: argparse.Namespace, cls: type):

@@ -24,16 +24,20 @@ def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
     parser.add_argument(
         "--adapters", metavar="PEFT", help="a folder of PEFT's with LoRA adapters to add to the weights"
     )
+    from ringformer.checkpoints.rope_change import add_rope_options
+
+    add_rope_options(parser)
     return _from_hf
 
 
 def _from_hf(args: argparse.Namespace) -> None:
+    from ringformer.checkpoints.rope_change import rope_change
     from ringformer.convert.hf_config import KEPT
     from ringformer.convert.import_hf import from_hf
     from ringformer.files.run_layout import HF_CONFIG
     from ringformer.files.untrusted import read_object
 
-    config = from_hf(args.path, args.out, args.dtype, args.adapters)
+    config = from_hf(args.path, args.out, args.dtype, args.adapters, rope_change(args))
     print(
         f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, "
         f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}"

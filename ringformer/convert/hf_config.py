@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from ringformer.checkpoints.rope_change import RopeChange
 from ringformer.convert.mechanisms import mechanisms
-from ringformer.data.tokenizers.special_tokens import MODEL_IDS, text_keys
+from ringformer.data.tokenizers.special_tokens import MODEL_IDS, context_of, text_keys
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.families.huggingface import check_numbers
 from ringformer.models.own_attention import REGISTERED
@@ -45,6 +46,9 @@ NUMBERS = (
     "original_max_position_embeddings",
 )
 
+ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
+"""Keys of a config.json that determine the rope, with the context."""
+
 NULLABLE = (
     "num_key_value_heads",
     "head_dim",
@@ -85,6 +89,25 @@ def from_hf_config(hf: dict[str, Any]) -> DecoderConfig:
         **{ours: hf.get(theirs, default) for theirs, (ours, default) in OPTIONAL_FIELDS.items()},
         **table.read(hf),
     )
+
+
+def with_rope(hf: dict[str, Any], change: RopeChange) -> dict[str, Any]:
+    """Return the config.json of a text model with another rope, and with the context that its scaling reaches.
+
+    Raises ValueError as `RopeChange.apply` does.
+    """
+    keys, family = text_config(hf)
+    table = family.hugging_face
+    assert table is not None, "text_config finds families that can be converted"
+    context = context_of(keys)
+    changed = change.apply(from_hf_config(hf), context)
+    written = table.write(changed)
+    kept = {key: value for key, value in hf.items() if key not in ROPE_KEYS}
+    result = kept | {key: written[key] for key in ROPE_KEYS if key in written}
+    reached = change.context(changed, context)
+    if reached is not None and reached > (context_of({**table.absent, **result}) or 0):
+        result["max_position_embeddings"] = reached
+    return result
 
 
 def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:

@@ -5,12 +5,14 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ringformer.checkpoints.rope_change import RopeChange
 from ringformer.convert.adapters import Factors, add_adapters, from_peft
 from ringformer.convert.block_streams import BlockStream, IndexedBlock, save_streams
-from ringformer.convert.hf_config import from_hf_config, text_config, text_model_config
+from ringformer.convert.hf_config import from_hf_config, text_config, text_model_config, with_rope
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder, cast, supported_dtype
@@ -24,7 +26,11 @@ from ringformer.models.registry import registered_by
 
 
 def from_hf(
-    path: str | Path, out: str | Path, dtype: str = "float32", adapters: str | Path | None = None
+    path: str | Path,
+    out: str | Path,
+    dtype: str = "float32",
+    adapters: str | Path | None = None,
+    rope: RopeChange | None = None,
 ) -> DecoderConfig:
     """Write the model in `path`, a folder or a name on the hub (`files/hub.py`), to the folder `out`: config.json,
     checkpoints/0 and the tokenizer's files.
@@ -37,10 +43,11 @@ def from_hf(
     Args:
       dtype: dtype on disk, float32, bfloat16 or float16. A run trains in float32 in any case.
       adapters: folder of PEFT's with LoRA adapters to add to the weights.
+      rope: another rope than the model's, which config.json then has; it is also recorded there.
 
     Raises:
-      ValueError: if ringformer does not support the model, tensors are missing, left over, misshapen or not finite, a
-        file lies outside `path` (`files/untrusted.py`), or `out` is not empty.
+      ValueError: if ringformer does not support the model, `rope` does not fit it, tensors are missing, left over,
+        misshapen or not finite, a file lies outside `path` (`files/untrusted.py`), or `out` is not empty.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
     target, origin = supported_dtype(dtype), str(Path(path).absolute())
@@ -51,12 +58,18 @@ def from_hf(
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
     hf = read_object(path, "config.json")
     carried, card = contained_files(path, CARRIED), contained_files(path, [CARD])
-    config, tensors = from_hf_config(hf), TensorFolder(path, wrapped="text_config" in hf)
+    tensors = TensorFolder(path, wrapped="text_config" in hf)
+    hf = text_model_config(hf)
+    if rope is not None:
+        hf = with_rope(hf, rope)
+    config = from_hf_config(hf)
     table = text_config(hf)[1].hugging_face
     model_tokens(path, "config.json", config.vocab_size, table.absent if table else {})  # refuses wrong ids
     check_tensors(tensors, config)
     factors = {} if adapters is None else from_peft(Path(adapters), config, origin)
-    made_of = {"origin": origin} | ({"adapters": str(adapters)} if factors else {})
+    made_of: dict[str, Any] = {"origin": origin} | ({"adapters": str(adapters)} if factors else {})
+    if rope is not None:
+        made_of["rope"] = rope.settings
 
     streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target, factors)) for w in weights(config)}
     with output_folder(Path(out), carried) as building:
@@ -64,7 +77,7 @@ def from_hf(
         (building / CONFIG).write_text(
             json.dumps({"model": dataclasses.asdict(config)} | made_of | registered_by(config), indent=1) + "\n"
         )
-        (building / HF_CONFIG).write_text(json.dumps(text_model_config(hf), indent=1) + "\n")
+        (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
         for file in card:
             shutil.copyfile(file, building / BASE_CARD)
         write_manifest(building, names=[file.name for file in building.iterdir() if file.is_file()])

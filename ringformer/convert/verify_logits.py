@@ -15,11 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ringformer.checkpoints.rope_change import RopeChange
 from ringformer.checkpoints.saved_model import model_of
+from ringformer.convert.hf_config import with_rope
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder
 from ringformer.convert.sample_text import TEXT
 from ringformer.files.hub import MODEL_FILES, local
+from ringformer.files.run_layout import CONFIG
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.inference.generator import load_model
 from ringformer.models.decoder import Decoder
@@ -73,6 +76,8 @@ class Comparison(NamedTuple):
     """Ten likeliest next tokens after the last position: id and logit of transformers, id and logit of ringformer."""
     rounded: str | None = None
     """Dtype of the Hugging Face tensors, if ringformer's parameters had to be rounded to it."""
+    rope: RopeChange | None = None
+    """Rope of both models, if the conversion changed it."""
 
     @property
     def mean_limit(self) -> float:
@@ -124,6 +129,8 @@ class Comparison(NamedTuple):
             lines.append(
                 f"ringformer's parameters were rounded to {self.rounded}, the dtype of the Hugging Face tensors"
             )
+        if self.rope:
+            lines.append(f"transformers computed with the rope of the conversion: {self.rope}")
         if self.agrees:
             lines.append(f"verdict: the same model (mean KL {ours.mean_kl:.3g} <= {self.mean_limit:.3g})")
         else:
@@ -136,7 +143,7 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
 
     The tokens are those of a text if `hf` has a tokenizer, else random. An export in bfloat16 or float16 rounds the
     run's parameters. Each parameter is therefore first rounded to the dtype in which `hf` stores it, so that this
-    rounding does not count as a difference.
+    rounding does not count as a difference. If the conversion changed the rope, transformers computes with that rope.
 
     Args:
       length: None: the context of `hf`, at most `USUAL_LENGTH`. transformers' eager form needs heads x length^2 floats.
@@ -146,11 +153,12 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
     """
     if length is not None and length < 1:
         raise ValueError(f"length={length} must be at least 1")
-    hf = local(hf, MODEL_FILES)
-    expected, noise, tokens, kind = _transformers_logits(hf, length, seed)
+    hf, config = local(hf, MODEL_FILES), model_of(run_dir)
+    rope = RopeChange.of(read_object(run_dir, CONFIG).get("rope") or {})
+    expected, noise, tokens, kind = _transformers_logits(hf, length, seed, rope)
     gc.collect()
     with jax.default_device(jax.devices("cpu")[0]):
-        own = getattr(model_of(run_dir), "attention", "") in REGISTERED
+        own = getattr(config, "attention", "") in REGISTERED
         model = load_model(run_dir, compute_dtype="float32", **{} if own else {"attention": "blockwise"})
         if model.config.vocab_size != expected.shape[-1]:
             raise ValueError(
@@ -159,7 +167,7 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
             )
         model, rounded = _rounded(model, TensorFolder(hf))
         logits = np.asarray(jax.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(tokens, jnp.int32)))[0]
-    return compare_logits(expected, noise, logits, kind)._replace(rounded=rounded)
+    return compare_logits(expected, noise, logits, kind)._replace(rounded=rounded, rope=rope)
 
 
 def compare_logits(expected: np.ndarray, noise: Difference, logits: np.ndarray, kind: str) -> Comparison:
@@ -198,11 +206,13 @@ def _infinite(values: np.ndarray) -> np.ndarray:
     return np.nan_to_num(values, nan=np.inf, posinf=np.inf, neginf=np.inf)
 
 
-def _transformers_logits(path: Path, length: int | None, seed: int) -> tuple[np.ndarray, Difference, np.ndarray, str]:
+def _transformers_logits(
+    path: Path, length: int | None, seed: int, rope: RopeChange | None
+) -> tuple[np.ndarray, Difference, np.ndarray, str]:
     """Return what `both_forms` does, the tokens [1, T] and their kind."""
     try:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
         raise ValueError("verify compares with transformers: pip install 'transformers>=5' torch") from None
     if not (path / "config.json").is_file():
@@ -212,8 +222,11 @@ def _transformers_logits(path: Path, length: int | None, seed: int) -> tuple[np.
             f"{path} is a vision model, of which only the text model was brought: export it with ringformer convert "
             "to-hf, and verify that folder"
         )
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    if rope is not None:
+        config = type(config).from_dict(with_rope(read_object(path, "config.json"), rope))
     model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     ).eval()
     length = length or min(USUAL_LENGTH, getattr(model.config, "max_position_embeddings", USUAL_LENGTH))
     tokens, kind = _tokens(path, model.config.vocab_size, length, seed)

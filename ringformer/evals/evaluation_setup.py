@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringformer.checkpoints.rope_change import RopeChange, rope_change
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.evals.case_file import CaseFile, CheckRow
 from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
@@ -61,20 +62,23 @@ class Opened(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the run and its step, for titles."""
-        return f"{Path(self.run).resolve().name}, step {self.identity['step'] or 0}"
+        """Name of the run, its step and its rope if that was changed, for titles."""
+        name = f"{Path(self.run).resolve().name}, step {self.identity['step'] or 0}"
+        return name if self.text.rope is None else f"{name}, {self.text.rope}"
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the model that determine an outcome."""
-        return self.identity | {"compute_dtype": self.args.compute_dtype or model_of(self.folder).compute_dtype}
+        changed = {} if self.text.rope is None else self.text.rope.settings
+        dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
+        return self.identity | {"compute_dtype": dtype} | changed
 
     def load(self, max_length: int) -> TextGenerator:
         """Load the model for prompts and answers of up to `max_length` tokens in total.
 
         Raises ValueError if a checkpoint was written after the model was opened, because that checkpoint may be the one
         that was loaded."""
-        generator = load_generator(self.folder, self.args, max_length)
+        generator = load_generator(self.folder, self.args, max_length, self.text.rope)
         if identity(self.run) != self.identity:
             raise ValueError(f"{self.run} wrote a checkpoint while it was being read: start again")
         return TextGenerator(generator, self.text)
@@ -114,14 +118,14 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
     register_models(args.config)
     if is_hugging_face(args.run) and not args.out:
         raise ValueError(f"{args.run} is a Hugging Face checkpoint, which is never written to: set --out")
-    with opened_model(args, args.run) as model:
+    with opened_model(args, args.run, rope_change(args)) as model:
         yield model
 
 
 @contextmanager
-def opened_model(args: argparse.Namespace, run: str) -> Iterator[Opened]:
-    """Open the model of a run, of a converted model or of a Hugging Face checkpoint, with the options of the command.
-    Raises ValueError as `opened` does."""
+def opened_model(args: argparse.Namespace, run: str, rope: RopeChange | None = None) -> Iterator[Opened]:
+    """Open the model of a run, of a converted model or of a Hugging Face checkpoint, with the options of the command
+    except those of another rope: `rope`. Raises ValueError as `opened` does."""
     with model_folder(run, say) as folder:
         text = RunText(
             folder,
@@ -129,6 +133,7 @@ def opened_model(args: argparse.Namespace, run: str) -> Iterator[Opened]:
             template=getattr(args, "template", None),
             template_option=getattr(args, "template_option", None),
             allow=[args.allow],
+            rope=rope,
         )
         yield Opened(run, text, folder, args, identity(run), _checked_lengths(args, run, text.context))
 

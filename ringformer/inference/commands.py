@@ -94,6 +94,7 @@ def _generate(args: argparse.Namespace) -> int:
     prompt = None if of_file else _prompt(args)
     if prompt is None and args.save_session:
         raise ValueError("--save_session saves the cache of one prompt: give --prompt or --prompt_file")
+    from ringformer.checkpoints.rope_change import rope_change
     from ringformer.inference.rows import check_room
     from ringformer.inference.text.chat import Chat
     from ringformer.inference.text.run_text import RunText
@@ -110,6 +111,7 @@ def _generate(args: argparse.Namespace) -> int:
         template=args.template,
         template_option=args.template_option,
         allow=[args.allow],
+        rope=rope_change(args),
     )
     check_stops(args.stop, text.tokenizer)
     encode = partial(_encode, args, text)
@@ -133,7 +135,7 @@ def _generate(args: argparse.Namespace) -> int:
     speaks = member is None or member.index == 0
     if speaks:
         text.beginning.say_earlier(chat=args.chat)
-    model = TextGenerator(load_generator(args.run_dir, args, limit if goes_on else needed), text)
+    model = TextGenerator(load_generator(args.run_dir, args, limit if goes_on else needed, text.rope), text)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # models generate text that is not UTF-8
     options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling, "stop": args.stop}
@@ -173,7 +175,7 @@ def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling, 
     )
     needed = max(rows.longest, 1) + args.max_new_tokens
     text.beginning.say_earlier(chat=args.chat)
-    model = TextGenerator(load_generator(args.run_dir, args, needed), text)
+    model = TextGenerator(load_generator(args.run_dir, args, needed, text.rope), text)
     rows.answer(model, args.batch_size or 1, args.max_new_tokens, sampling, args.stop)
     return 1 if rows.failed else 0
 

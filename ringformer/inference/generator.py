@@ -11,7 +11,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from ringformer.checkpoints.saved_model import model_of, restore_params, weights_hash
+from ringformer.checkpoints.rope_change import RopeChange
+from ringformer.checkpoints.saved_model import context_of, model_of, restore_params, weights_hash
 from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.inference.inference_config import checked_config, rank_devices_of
 from ringformer.inference.program_sizes import round_up
@@ -87,6 +88,9 @@ class Generator:
         cache_dtype: CacheDtype = "compute",
         kernel: str = "auto",
         kernel_check: bool = True,
+        q_chunk: int | None = None,
+        k_chunk: int | None = None,
+        rope: RopeChange | None = None,
     ) -> "Generator":
         """Load the model of a run's latest checkpoint, or a converted model.
 
@@ -96,16 +100,24 @@ class Generator:
           compute_dtype: float32 or bfloat16; None: the run's dtype. cache_dtype: as for `Generator`.
           kernel: attention kernel, whatever the run was trained with; auto: the best for these devices.
           kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
+          q_chunk, k_chunk: queries and keys of a chunk pair (`DecoderConfig`); None: the run's.
+          rope: another rope than the model's.
 
         Raises:
-          ValueError, FileNotFoundError: if `run` holds no decoder, the mesh does not fit the model, or a checkpoint was
-            written while another was read.
+          ValueError, FileNotFoundError: if `run` holds no decoder, the mesh or `rope` does not fit the model, or a
+            checkpoint was written while another was read.
         """
         check_sizes(max_length, prefill_chunk)
         config = as_decoder(model_of(run), run)
+        if rope is not None:
+            config = rope.apply(config, context_of(run))
         config = replace(config, kernel=kernel, kernel_check=kernel_check)  # type: ignore[arg-type]
         if compute_dtype is not None:
             config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # the config checks it
+        if q_chunk is not None:
+            config = replace(config, q_chunk=q_chunk)
+        if k_chunk is not None:
+            config = replace(config, k_chunk=k_chunk)
         devices, mesh_sizes = jax.devices(), mesh_dim.split(",")
         if jax.process_count() == 1 and all(size.strip().isdigit() for size in mesh_sizes):
             devices = devices[: math.prod(map(int, mesh_sizes))]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 if TYPE_CHECKING:
+    from ringformer.checkpoints.rope_change import RopeChange
     from ringformer.inference.generator import Generator
 
 
@@ -57,6 +58,10 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
         default="true",
         help="compare the attention kernel with XLA's blocks before it is used; default: true",
     )
+    for name, what in (("q_chunk", "queries"), ("k_chunk", "keys")):
+        parser.add_argument(
+            f"--{name}", type=int, metavar="TOKENS", help=f"{what} of a chunk pair of the attention; default: the run's"
+        )
     parser.add_argument(
         "--tokenizer",
         help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the run's",
@@ -66,6 +71,9 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
         choices=("data.tokenizer",),
         help="allow a --tokenizer that is not the one that the model was trained with",
     )
+    from ringformer.checkpoints.rope_change import add_rope_options
+
+    add_rope_options(parser)
 
 
 def add_template_option(parser: argparse.ArgumentParser) -> None:
@@ -84,9 +92,15 @@ def add_template_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int) -> "Generator":
-    """Load the model in `folder` with the options of the command."""
+def load_generator(
+    folder: str | Path, args: argparse.Namespace, max_length: int, rope: "RopeChange | None"
+) -> "Generator":
+    """Load the model in `folder` with the options of the command, except those of another rope: `rope`."""
+    from ringformer.checkpoints.saved_model import model_of
     from ringformer.inference.generator import Generator
+
+    if rope is not None and (warning := rope.warning(model_of(folder))):
+        print(warning, file=sys.stderr)
 
     since = time.monotonic()
     generator = Generator.load(
@@ -98,6 +112,9 @@ def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int
         cache_dtype=args.cache_dtype,
         kernel=args.kernel,
         kernel_check=args.kernel_check == "true",
+        q_chunk=args.q_chunk,
+        k_chunk=args.k_chunk,
+        rope=rope,
     )
     if not generator.kernel.startswith("kernel xla") or "WARNING" in generator.kernel:
         print(generator.kernel, file=sys.stderr)

@@ -321,6 +321,18 @@ def refused_to_go_on(run, capsys, *options):
     return err.split("other settings: ")[1]
 
 
+def test_another_rope_is_a_setting_of_the_outputs(run, answered_by, capsys):
+    """Its scaling extends the context; a larger base does not say how far it reaches."""
+    answered_by(knows_lines)
+    yarn = ["--rope_scaling.kind=yarn", "--rope_scaling.factor=2"]
+    assert evaluate("lines", run, "--lengths=8K", "--num_cases=1", *yarn, f"--out={run}/yarn") == 0
+    assert "rope_scaling.kind yarn, rope_scaling.factor 2.0" in capsys.readouterr().out
+    assert evaluate("lines", run, "--lengths=8K", "--num_cases=1", "--rope_theta=4e5") == 2
+    assert "set --allow_longer" in capsys.readouterr().err
+    assert evaluate("lines", run, "--num_lines=3", "--num_cases=1") == 0
+    assert "rope_theta is None, not 400000.0" in refused_to_go_on(run, capsys, "--rope_theta=4e5")
+
+
 def test_the_run_s_own_dtype_is_that_dtype_by_name(run, answered_by, capsys):
     answered_by(knows_lines)
     options = ["--num_lines=3", "--num_cases=1"]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from ringformer.checkpoints.rope_change import RopeChange
 from ringformer.cli import main
 from ringformer.inference.generator import Generator
 from ringformer.inference.sampling import Sampling
@@ -69,6 +70,9 @@ def test_a_prompt_is_continued(run, loaded, capsys):
                 "--mesh_dim=1,1,1,2",
                 "--prefill_chunk=8",
                 "--compute_dtype=float32",
+                "--q_chunk=4",
+                "--k_chunk=16",
+                "--rope_theta=4e5",
                 "--temperature=0.5",
                 "--seed=3",
             ]
@@ -86,6 +90,9 @@ def test_a_prompt_is_continued(run, loaded, capsys):
         "cache_dtype": "compute",
         "kernel": "auto",
         "kernel_check": True,
+        "q_chunk": 4,
+        "k_chunk": 16,
+        "rope": RopeChange(rope_theta=4e5),
     }
     assert generator.sessions[0].appended == [[list(b"The ring")]]
     assert generator.samplings == [Sampling(0.5, seed=3)]
@@ -212,6 +219,8 @@ MISTAKES = [
     (["--prompt=a", "--top_k=5"], "top_k"),
     (["--prompt=a", "--stop="], "a stop string is empty"),
     (["--prompt=a", "--stop=☃"], "the stop string '☃' can never occur"),
+    (["--prompt=a", "--rope_theta=0.5"], "rope_theta=0.5 must be above 1"),
+    (["--prompt=a", "--rope_scaling.factor=2"], "--rope_scaling.factor needs --rope_scaling.kind"),
     (["--prompt=a", "--cpu_devices=-1"], "cpu_devices=-1 must lie between 0 and 1,024"),
     (["--prompt=a", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
     (["--prompt=a", "--mesh_dim=2,1,1,1"], "--mesh_dim=2,1,1,1: dp=2 distributes rows, but a prompt is a single row"),

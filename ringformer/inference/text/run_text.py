@@ -6,16 +6,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from ringformer.checkpoints.saved_model import model_of, other_tokenizer, recorded_tokenizer
+from ringformer.checkpoints.rope_change import RopeChange
+from ringformer.checkpoints.saved_model import hugging_face_tokens, model_of, other_tokenizer, recorded_tokenizer
 from ringformer.data.chats.conversations import ChatFormat, Message
 from ringformer.data.chats.templates import TemplateName, load_template, template_id
 from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
 from ringformer.data.tokenizers.load import load_tokenizer
-from ringformer.data.tokenizers.special_tokens import model_tokens
-from ringformer.files.run_layout import CONFIG, HF_CONFIG
+from ringformer.files.run_layout import CONFIG
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.inference.text.beginning import Beginning
-from ringformer.models.registry import hugging_face_of
+from ringformer.models.registry import as_decoder
 
 PROBES = ("A", "I", "T", "a", "1")
 """Beginnings of answers. They are used to find the tokens of a question: these precede every one of the answers."""
@@ -56,11 +56,12 @@ class RunText:
       template_option: variables of a tokenizer's own template (`parse_template_option`); None: those that rendered the
         run's conversations, unless `template` is another.
       allow: "data.tokenizer" if `tokenizer` may be another than the model was trained with.
+      rope: another rope than the model's, which may extend its context.
 
     Raises:
       FileNotFoundError: if the folder does not exist, or holds no model or no tokenizer.
-      ValueError: if the folder is an unconverted Hugging Face checkpoint, the tokenizer does not fit the model, or an
-        end token is none of the model's tokens.
+      ValueError: if the folder is an unconverted Hugging Face checkpoint, the tokenizer or `rope` does not fit the
+        model, or an end token is none of the model's tokens.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class RunText:
         template: TemplateName | None = None,
         template_option: str | None = None,
         allow: Collection[str] = (),
+        rope: RopeChange | None = None,
     ):
         self._run = Path(run)
         _check_folder(self._run)
@@ -94,13 +96,16 @@ class RunText:
         has_recorded = self.template_name == "tokenizer" == self._data.get("template")
         recorded_option = self._data.get("template_option", "") if has_recorded else ""
         self.template_option: str = recorded_option if template_option is None else template_option
-        table = hugging_face_of(type(model))
-        original = model_tokens(self._run, HF_CONFIG, model.vocab_size, table.absent if table else {})
+        original = hugging_face_tokens(self._run, model)
         self.end_tokens = original.ends | {self.tokenizer.eos_id}
         """Tokens that end a text: the tokenizer's, and those of the model that came from Hugging Face."""
         self.context: int | None = saved.get("seq_len") or original.context
         """Context, in tokens, with which the model was trained, or which its Hugging Face config.json names; None if
-        neither is available."""
+        neither is available. A scaled `rope` extends it."""
+        self.rope = rope
+        if rope is not None:
+            changed = rope.apply(as_decoder(model, self._run), self.context)
+            self.context = rope.context(changed, self.context)
 
     def prompt(self, text: str, chat: bool = False, prefix: str = "") -> Prompt:
         """Encode a text to continue or, with `chat`, a question to answer. `prefix` is the beginning of the

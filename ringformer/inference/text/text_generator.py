@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringformer.checkpoints.rope_change import RopeChange
 from ringformer.data.chats.templates import TemplateName
 from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.inference.generator import Generator
@@ -45,17 +46,18 @@ class TextGenerator:
         template: TemplateName | None = None,
         template_option: str | None = None,
         allow: Collection[str] = (),
+        rope: RopeChange | None = None,
         **options: Any,
     ) -> "TextGenerator":
         """Load the model of a run's latest checkpoint, or a converted model, with its tokenizer.
 
-        Args: `run`, `tokenizer`, `template`, `template_option` and `allow` as for `RunText`; `options` as for
-          `Generator.load`; `max_length` is required.
+        Args: `run`, `tokenizer`, `template`, `template_option`, `allow` and `rope` as for `RunText`; `options` as
+          for `Generator.load`; `max_length` is required.
         """
         text = RunText(  # first, because its checks are fast
-            run, tokenizer=tokenizer, template=template, template_option=template_option, allow=allow
+            run, tokenizer=tokenizer, template=template, template_option=template_option, allow=allow, rope=rope
         )
-        return cls(Generator.load(run, **options), text)
+        return cls(Generator.load(run, rope=rope, **options), text)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -1,0 +1,107 @@
+"""Another rope than a saved model's: a base or a scaling that extends its context, before training or without it."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ringformer.cli.dataclass_flags import add_flags
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.interface import ModelConfig
+from ringformer.ops.tokenwise.rope import OPTIONS, RopeScaling
+
+PREFIX = "rope_scaling."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeChange:
+    """Rope that replaces a saved model's."""
+
+    rope_theta: float | None = None
+    """Base of the rotary frequencies instead of the model's; a larger base supports longer contexts."""
+    scaling: Mapping[str, Any] | None = None
+    """Fields of `RopeScaling` instead of the model's; None: the model's scaling. `original_max_position` may be left
+    out: it is the model's original context."""
+
+    def apply(self, config: DecoderConfig, context: int | None) -> DecoderConfig:
+        """Return the model with this rope.
+
+        Args:
+          context: context of the model in tokens; None if unknown.
+
+        Raises ValueError if the model has no rope, if it contradicts the change, or for an invalid rope.
+        """
+        if not any(config.ropes):
+            raise ValueError("the model has no rotary positions, so that no rope can be changed")
+        scaling = config.rope_scaling
+        if self.scaling is not None:
+            scaling = self._scaling(config.rope_scaling, context)
+        elif scaling.kind != "none":
+            raise ValueError(
+                f"rope_theta={self.rope_theta:g} for a model whose rope has a scaling of kind {scaling.kind}: both "
+                f"extend the context; set --{PREFIX}kind=none to drop the scaling, or name its kind and fields as well"
+            )
+        theta = config.rope_theta if self.rope_theta is None else self.rope_theta
+        return replace(config, rope_theta=theta, rope_scaling=scaling)
+
+    def context(self, changed: DecoderConfig, context: int | None) -> int | None:
+        """Return the context of the changed model: `factor` times the original one if there is a new scaling, else the
+        model's. A larger base reaches further, but nothing says how far."""
+        scaling = changed.rope_scaling
+        original = scaling.original_max_position or context
+        if self.scaling is None or scaling.factor is None or original is None:
+            return context
+        return int(original * scaling.factor)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "RopeChange | None":
+        """Return the change with these `settings`; None if there are none."""
+        scaling = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
+        change = cls(rope_theta=settings.get("rope_theta"), scaling=scaling or None)
+        return change if settings else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is changed, JSON values by the names of the options."""
+        theta = {} if self.rope_theta is None else {"rope_theta": self.rope_theta}
+        return theta | {f"{PREFIX}{name}": value for name, value in (self.scaling or {}).items()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.settings.items())
+
+    def warning(self, config: ModelConfig) -> str | None:
+        """Return a warning if the base is smaller than the model's, else None."""
+        own = getattr(config, "rope_theta", None)
+        if self.rope_theta is None or own is None or self.rope_theta >= own:
+            return None
+        return (
+            f"warning: rope_theta={self.rope_theta:g} is below the model's {own:g}: a longer context needs a larger one"
+        )
+
+    def _scaling(self, own: RopeScaling, context: int | None) -> RopeScaling:
+        """Return the new scaling, given the model's own."""
+        given = dict(self.scaling or {})
+        if "kind" not in given:
+            raise ValueError(f"--{PREFIX}{min(given)} needs --{PREFIX}kind, one of {', '.join(OPTIONS)}")
+        original = own.original_max_position or (context if own.kind == "none" else None)
+        if "original_max_position" in OPTIONS.get(given["kind"], ()) and original is not None:
+            named = given.setdefault("original_max_position", original)
+            if named != original:
+                raise ValueError(
+                    f"--{PREFIX}original_max_position={named}, but the model's original context has {original:,} "
+                    "tokens: leave it out"
+                )
+        return RopeScaling(**given)
+
+
+def add_rope_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of another rope."""
+    add_flags(parser, RopeChange, ["rope_theta"])
+    add_flags(parser, RopeScaling, unset=True, prefix=PREFIX)
+
+
+def rope_change(args: argparse.Namespace) -> RopeChange | None:
+    """Return the change that a command asks for, None if it asks for none."""
+    names = ["rope_theta", *(PREFIX + field.name for field in fields(RopeScaling))]
+    values = {name: getattr(args, name) for name in names}
+    return RopeChange.of({name: value for name, value in values.items() if value is not None})
