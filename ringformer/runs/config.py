@@ -58,7 +58,7 @@ class OptimizerConfig:
     schedule: Literal["cosine", "constant"] = "cosine"
     """Schedule after the warm-up."""
     warmup_steps: int | None = None
-    """Length of the warm-up; unset: 100 or a tenth of the steps, whichever is less."""
+    """Steps of the warm-up, whose last one has the peak rate; unset: 100 or a tenth of the steps, whichever is less."""
     final_fraction: float = 0.1
     """Fraction of the learning rate at which the cosine ends."""
     b1: float = 0.9

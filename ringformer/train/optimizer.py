@@ -10,14 +10,21 @@ from ringformer.runs.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step: linear warm-up from 0, then cosine or constant."""
+    """Return the learning rate by update, from 0: linear warm-up, then cosine or constant.
+
+    The first of `warmup` updates has the rate peak / warmup, and the last one the peak: none has a rate of 0, which
+    would compute a step and train nothing.
+    """
     peak, warmup = config.learning_rate, config.warmup(steps)
     after = (
         optax.constant_schedule(peak)
         if config.schedule == "constant"
         else optax.cosine_decay_schedule(peak, steps - warmup, alpha=config.final_fraction)
     )
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
+    if not warmup:
+        return after
+    rise = peak / warmup
+    return optax.join_schedules([optax.linear_schedule(rise, peak + rise, warmup), after], [warmup])
 
 
 def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.GradientTransformation:

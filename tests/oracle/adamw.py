@@ -19,10 +19,10 @@ class AdamW(NamedTuple):
     clip_norm: float
 
     def rate(self, step: int) -> float:
-        """Of a step, counted from 1: the first of a warm-up has 0; the cosine's end is the step after the last."""
+        """Of a step, from 1: the last of a warm-up has the peak; the cosine's end is the step after the last."""
         done = step - 1
-        if done < self.warmup_steps:
-            return self.learning_rate * done / self.warmup_steps
+        if step <= self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
         if self.schedule == "constant":
             return self.learning_rate
         along = (done - self.warmup_steps) / (self.total_steps - self.warmup_steps)

@@ -6,8 +6,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import nnx
 
 from ringformer.models.families.llama import LlamaConfig
+from ringformer.models.interface import ModelConfig
+from ringformer.models.registry import build
 
 MODEL = LlamaConfig(
     vocab_size=257,
@@ -40,6 +43,12 @@ def write_chats(path: Path, count: int = 120) -> None:
 
 def read_metrics(run_dir: str) -> list[dict]:
     return [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+def first_parameters(model: ModelConfig, seed: int) -> dict:
+    """What a run begins with: numpy arrays in the package's nested dict, drawn on one device."""
+    built = jax.jit(lambda: nnx.state(build(model, nnx.Rngs(seed)), nnx.Param))()
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(built))
 
 
 def read_parameters(run_dir: str, step: int) -> dict:

@@ -285,6 +285,9 @@ def test_configs_that_cannot_be(config, change, message):
 
 def test_schedules():
     cosine = schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=10, final_fraction=0.1), 110)
-    np.testing.assert_allclose([cosine(i) for i in (0, 5, 10, 60, 110)], [0, 0.5, 1, 0.55, 0.1], atol=1e-6)
+    rates = [cosine(i) for i in (0, 5, 9, 10, 60, 110)]
+    np.testing.assert_allclose(rates, [0.1, 0.6, 1, 1, 0.55, 0.1], atol=1e-6)
+    one = schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=1, schedule="constant"), 10)
+    assert one(0) == one(1) == 1.0  # a single step of warm-up had the rate 0, and trained nothing
     constant = schedule(OptimizerConfig(learning_rate=2.0, warmup_steps=0, schedule="constant"), 10)
     assert constant(0) == constant(9) == 2.0

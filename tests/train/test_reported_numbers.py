@@ -20,7 +20,7 @@ from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 from tests.oracle import llama, packing
 from tests.oracle.adamw import AdamW, global_norm
-from tests.train.runs import MODEL, flatten, read_metrics, read_parameters, write_chats
+from tests.train.runs import MODEL, first_parameters, flatten, read_metrics, read_parameters, write_chats
 
 SECONDS = 2.0
 """Each step's, by the clock of the run."""
@@ -134,8 +134,8 @@ def test_every_number_of_a_run_follows_from_what_it_saved(config, monkeypatch):
     data = Clocked(run.train_data)
     monkeypatch.setattr(step_reports, "time", SimpleNamespace(perf_counter=lambda: data.now))
     train(run._replace(train_data=data))
-    # The first step's learning rate is 0: what is saved after it is what the run began with.
-    saved = [read_parameters(config.run_dir, step) for step in (1, 1, 2, 3)]
+    first = first_parameters(config.model, config.seed)
+    saved = [first, *(read_parameters(config.run_dir, step) for step in (1, 2, 3))]
     expected = [evaluation_numbers(config, 0, saved[0])]
     for step in range(1, config.steps + 1):
         expected.append(step_numbers(config, step, saved[step - 1]))
