@@ -25,7 +25,7 @@ from ringformer.runs.metrics import read_metrics
 from ringformer.runs.record import recorded
 
 LICENCE = re.compile(r"""^(license(?:_name|_link)?): *(["']?)([\w.:/+-]{1,200})\2 *$""", re.ASCII | re.MULTILINE)
-COLUMNS = "seq_len", "batch_size", "learning_rate", "rope_theta", "rope_scaling", "packed_attention"
+COLUMNS = "seq_len", "batch_size", "learning_rate", "rope_theta", "rope_scaling", "packed_attention", "position_range"
 ESCAPES = str.maketrans({"\n": "\\n", "\t": "\\t", "`": "\\x60", "|": "\\x7c"})
 LOAD = "from transformers import AutoModelForCausalLM", "model = AutoModelForCausalLM.from_pretrained({}, dtype='auto')"
 LOAD_ADAPTERS = "from peft import PeftModel", "model = PeftModel.from_pretrained(model, '.')"

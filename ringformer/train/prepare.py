@@ -25,7 +25,7 @@ from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, check_same_on_all, run_identity, stores_identity
 from ringformer.runs.record import Checked, check_keys, check_run
-from ringformer.train.checks import check_folders, check_host_pool, check_tokenizer, count_batches
+from ringformer.train.checks import check_folders, check_host_pool, check_position_range, check_tokenizer, count_batches
 from ringformer.train.program import Program, make_program
 from ringformer.train.state import TrainState, init_state
 
@@ -88,6 +88,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
       anew: True if the run begins anew; the contents of `config.run_dir` will then be set aside.
     """
     run_dir = folder_of(config.run_dir)
+    check_position_range(config)
     if run_dir.exists() or config.init_from:
         check_folders(run_dir, config)  # checked first: the rest may take hours
     if allow:
@@ -151,7 +152,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         features=family_with(type(model)).features,
     )
     train_data = load(train_store, seed=config.seed, packing=packing)
-    eval_data = load(eval_store, seed=0, packing=replace(packing, buckets=0)) if eval_store else None
+    eval_data = load(eval_store, seed=0, packing=replace(packing, buckets=0, position_range=0)) if eval_store else None
     run = Run(
         config,
         run_dir,

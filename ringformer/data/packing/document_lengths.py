@@ -49,6 +49,7 @@ def document_lengths(sequences: StoreSequences) -> DocumentLengths:
     lengths = np.diff(sequences.store.offsets)[sequences.documents]
     median, percentile_90 = np.quantile(lengths, [0.5, 0.9], method="inverted_cdf").tolist()
     longest = int(lengths.max())
+    unshifted = min(longest, sequences.seq_len) if sequences.packed_attention == "document" else sequences.fullest
     return DocumentLengths(
         store=str(sequences.store.path),
         seq_len=sequences.seq_len,
@@ -58,14 +59,14 @@ def document_lengths(sequences: StoreSequences) -> DocumentLengths:
         percentile_90=percentile_90,
         longest=longest,
         long_share=float(lengths[2 * lengths >= sequences.seq_len].sum() / lengths.sum()),
-        positions=min(longest, sequences.seq_len) if sequences.packed_attention == "document" else sequences.fullest,
+        positions=sequences.position_range or unshifted,
     )
 
 
 def too_short(stores: Sequence[DocumentLengths]) -> str | None:
     """Return a warning if no document of these stores reaches half of a run's context, else None."""
     first, longest = stores[0], max(store.longest for store in stores)
-    if 2 * longest >= first.seq_len:
+    if 2 * longest >= first.seq_len or first.positions > first.seq_len:  # shifted positions: short documents do
         return None
     positions = max(store.positions for store in stores)
     warning = f"no document reaches half of the context of {first.seq_len:,} tokens: the longest has {longest:,}. "

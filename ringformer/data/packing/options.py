@@ -32,6 +32,10 @@ class PackingOptions:
     then has documents of at most 1/2^k of the sequence, for a k from 0 to buckets, and rings 2^k times smaller. One
     train step is compiled for each k."""
 
+    position_range: int = 0
+    """Shift positions of each document behind a random cut, up to a context of this many tokens (PoSE), to extend the
+    context by training on short sequences; 0: no shifts. Held-out data keep their positions."""
+
     @property
     def has_segments(self) -> bool:
         """True if sequences have segment ids, because tokens do not see all tokens before them."""
@@ -53,6 +57,11 @@ class PackingOptions:
             raise ValueError(
                 f"{key}buckets={self.buckets} needs {key}packing='whole' and {key}packed_attention='document', so that "
                 f"no token sees beyond a document that fits; got {self.packing!r} and {self.packed_attention!r}"
+            )
+        if type(self.position_range) is not int or not 0 <= self.position_range < 2**31:
+            raise ValueError(
+                f"{key}position_range={self.position_range!r} must be a number of tokens below 2^31, or 0: positions "
+                "have 32 bits"
             )
         if self.min_length < 0 or self.max_length < 0 or 0 < self.max_length < self.min_length:
             raise ValueError(

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringformer.data.packing.options import PackingOptions
+from ringformer.data.packing.shifted_positions import draw_shifts
 from ringformer.data.stores.token_store import TokenStore
 
 MOST_RUNS = 64
 """Largest number of runs of positions that are read one by one; a ring's zigzag layout has two runs for each rank."""
+
+_SHIFTS = 2
+"""Stream of random numbers of a sequence's shifts; epochs have streams 0 and 1."""
 
 
 class Batch(NamedTuple):
@@ -28,7 +32,8 @@ class Batch(NamedTuple):
     """int32: the next token; arbitrary where the mask is False."""
     positions: Any
     """int32: index in the document, counted from the sequence's start if the document began before the sequence. With
-    packed attention "sequence", this is the index in the sequence; for padding, it is 0."""
+    packed attention "sequence", this is the index in the sequence; for padding, it is 0. With a position_range, those
+    behind a cut in each document are shifted (`shifted_positions.py`)."""
     segment_ids: Any
     """int32: 1, 2, ... for the documents of the sequence, in order, then a separate number for each token of padding.
     With packed attention "sequence", all documents are 1; if that packing has no padding (stream), the field is None.
@@ -49,6 +54,7 @@ class StoreSequences(ABC):
       store: the TokenStore.
       documents: int64, the numbers of its documents with lengths that the options select.
       packed_attention: "document" or "sequence", the range of a token's attention.
+      position_range: tokens of the context whose positions are shown by shifts; 0: positions are not shifted.
       per_epoch: number of sequences in one pass over these documents; if passes differ, the number in the first pass.
       bytes_read: bytes of the store's tokens and mask that have been requested so far.
     """
@@ -67,6 +73,11 @@ class StoreSequences(ABC):
         used here: it has already determined the subclass."""
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
+        if 0 < options.position_range <= seq_len:
+            raise ValueError(
+                f"data.position_range={options.position_range} must be above seq_len={seq_len}: positions of a "
+                "sequence are shifted up to it; set it to the context to extend to, or to 0"
+            )
         if seed < 0:
             raise ValueError(f"seed={seed} is negative; it must be at least 0")
         if not store.meta["trained_tokens"]:
@@ -89,6 +100,7 @@ class StoreSequences(ABC):
         self.packed_attention = options.packed_attention
         self.bytes_read = 0
         self._seed = seed
+        self.position_range = options.position_range
 
     @property
     def bytes_per_token(self) -> float:
@@ -144,6 +156,25 @@ class StoreSequences(ABC):
         """Return the epoch's random generator; streams are independent."""
         bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
         return np.random.Generator(bits.jumped(stream))
+
+    def _shift(
+        self, positions: np.ndarray, index: int, documents: np.ndarray, lengths: np.ndarray, counts: np.ndarray
+    ) -> None:
+        """Shift positions of sequence `index` in place if the options have a position_range.
+
+        Args:
+          positions: int32 [n], from the start of each document.
+          documents: int [k], numbers in the sequence, from 0, of the documents that the tokens belong to, in order.
+          lengths: int64 [k], tokens that each document has in the sequence.
+          counts: int [k], how many of them are among the n tokens.
+        """
+        if not self.position_range or not len(positions):
+            return
+        bits = np.random.Philox(key=np.array([self._seed, index], np.uint64))
+        random = np.random.Generator(bits.jumped(_SHIFTS))
+        drawn = draw_shifts(documents, lengths, self.position_range, random)
+        behind = positions >= np.repeat(drawn.cuts, counts)
+        positions += np.where(behind, np.repeat(drawn.shifts, counts), 0).astype(np.int32)
 
     def _text(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read the tokens at the places [begins[i], ends[i]) of the store, int32, and the store's mask of these tokens,

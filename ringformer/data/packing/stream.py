@@ -53,6 +53,11 @@ class DocumentStream(StoreSequences):
             document_starts = (np.maximum(starts, start) - start).astype(np.int32)
             positions -= np.repeat(document_starts, lengths)[:-1]
             segment_ids = np.repeat(np.arange(i, j + 1, dtype=np.int32), lengths)[:-1]
+            in_sequence = np.minimum(ends, start + self.seq_len) - np.maximum(starts, start)
+            lengths[-1] -= 1  # the last target's position is not read
+            self._shift(positions, index, np.arange(i - 1, j), in_sequence, lengths)
+        else:
+            self._shift(positions, index, np.array([0]), np.array([self.seq_len]), np.array([high - low]))
         return Batch(text[:-1], text[1:], positions, segment_ids, same & trained[1:], ~same)
 
     def documents_of(self, index: int) -> np.ndarray:

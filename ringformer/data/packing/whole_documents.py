@@ -84,6 +84,9 @@ class WholeDocuments(StoreSequences):
             if self.packed_attention == "document":
                 positions[:size] -= np.repeat(starts[i - 1 : j], lengths).astype(np.int32)
                 segment_ids[:size] = np.repeat(np.arange(i, j + 1), lengths)
+                self._shift(positions[:size], index, np.arange(i - 1, j), self._lengths[pieces], lengths)
+            else:
+                self._shift(positions[:size], index, np.array([0]), np.array([filled]), np.array([size]))
         segments = segments if self.packed_attention == "document" else 1
         segment_ids[size:] = np.arange(max(low, filled), high) - filled + segments + 1
         return Batch(tokens, targets, positions, segment_ids, mask, ends)

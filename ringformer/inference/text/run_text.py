@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from ringformer.checkpoints.rope_change import RopeChange
-from ringformer.checkpoints.saved_model import hugging_face_tokens, model_of, other_tokenizer, recorded_tokenizer
+from ringformer.checkpoints.saved_model import (
+    hugging_face_tokens,
+    model_of,
+    other_tokenizer,
+    recorded_tokenizer,
+    trained_context,
+)
 from ringformer.data.chats.conversations import ChatFormat, Message
 from ringformer.data.chats.templates import TemplateName, load_template, template_id
 from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
@@ -99,7 +105,7 @@ class RunText:
         original = hugging_face_tokens(self._run, model)
         self.end_tokens = original.ends | {self.tokenizer.eos_id}
         """Tokens that end a text: the tokenizer's, and those of the model that came from Hugging Face."""
-        self.context: int | None = saved.get("seq_len") or original.context
+        self.context: int | None = trained_context(saved) or original.context
         """Context, in tokens, with which the model was trained, or which its Hugging Face config.json names; None if
         neither is available. A scaled `rope` extends it."""
         self.rope = rope
