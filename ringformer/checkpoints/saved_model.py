@@ -62,11 +62,11 @@ def hugging_face_tokens(run_dir: str | Path, model: Any) -> ModelTokens:
 def context_of(run_dir: str | Path) -> int | None:
     """Return the context in tokens with which a saved model was trained, or which its Hugging Face config.json names;
     None if neither is available."""
-    trained = trained_context(read_object(run_dir, CONFIG))
+    trained = run_context(read_object(run_dir, CONFIG))
     return trained or hugging_face_tokens(run_dir, model_of(run_dir)).context
 
 
-def trained_context(saved: Mapping[str, Any]) -> int | None:
+def run_context(saved: Mapping[str, Any]) -> int | None:
     """Return the context in tokens that a run trained, given its config.json: the length of its sequences, or the range
     of their shifted positions. None for a converted model."""
     if "seq_len" not in saved:

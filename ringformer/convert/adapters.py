@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from ringformer.checkpoints.saved_model import base_of, lora_of, model_of, restore_adapters, trained_context
+from ringformer.checkpoints.saved_model import base_of, lora_of, model_of, restore_adapters, run_context
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import ParamPath, Weight
 from ringformer.convert.model_card import model_card
@@ -97,7 +97,7 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
         for i, name in enumerate(Weight(("layers", part, weight), config).names):
             tensors[_peft_name(name, "A")] = np.ascontiguousarray(a[i].reshape(-1, lora.rank).T)
             tensors[_peft_name(name, "B")] = np.ascontiguousarray(b[i].reshape(lora.rank, -1).T)
-    base, context = base_of(run_dir), trained_context(read_object(run_dir, CONFIG))
+    base, context = base_of(run_dir), run_context(read_object(run_dir, CONFIG))
     assert context is not None, "a run with adapters has a length"
     made_of = read_object(base, CONFIG)
     loadable = "origin" in made_of and "adapters" not in made_of

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringformer.checkpoints.saved_model import latest_checkpoint, model_of, trained_context
+from ringformer.checkpoints.saved_model import latest_checkpoint, model_of, run_context
 from ringformer.convert.adapters import adapters_of, add_adapters
 from ringformer.convert.block_streams import open_streams
 from ringformer.convert.hf_config import KEPT, left_out, text_config, to_hf_config
@@ -68,7 +68,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     scaled = int((scaling.original_max_position or 0) * (scaling.factor or 1))
     hf_config = to_hf_config(
         config,
-        max_position=max(hf.get("max_position_embeddings", 0), trained_context(run) or 0, scaled) or 2048,
+        max_position=max(hf.get("max_position_embeddings", 0), run_context(run) or 0, scaled) or 2048,
         dtype=named,
         token_ids=_token_ids(run_dir, run, hf),
     )

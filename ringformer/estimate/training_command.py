@@ -22,7 +22,8 @@ from ringformer.estimate.targets import Target, find_target
 from ringformer.estimate.workload import Workload, preset_workload, stage_workloads
 from ringformer.parallel.runtime_environment import runtime_environment
 from ringformer.runs.config_file import load_config, parse_stages
-from ringformer.train.checks import check_position_range, check_start, theta_warnings
+from ringformer.runs.shifted_positions import check_position_range
+from ringformer.train.checks import check_start, theta_warnings
 
 
 def estimate_training(args: argparse.Namespace) -> int:

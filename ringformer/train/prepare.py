@@ -25,7 +25,8 @@ from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, check_same_on_all, run_identity, stores_identity
 from ringformer.runs.record import Checked, check_keys, check_run
-from ringformer.train.checks import check_folders, check_host_pool, check_position_range, check_tokenizer, count_batches
+from ringformer.runs.shifted_positions import check_position_range
+from ringformer.train.checks import check_folders, check_host_pool, check_tokenizer, count_batches
 from ringformer.train.program import Program, make_program
 from ringformer.train.state import TrainState, init_state
 

@@ -12,7 +12,7 @@ from ringformer.checkpoints.saved_model import (
     model_of,
     other_tokenizer,
     recorded_tokenizer,
-    trained_context,
+    run_context,
 )
 from ringformer.data.chats.conversations import ChatFormat, Message
 from ringformer.data.chats.templates import TemplateName, load_template, template_id
@@ -105,7 +105,7 @@ class RunText:
         original = hugging_face_tokens(self._run, model)
         self.end_tokens = original.ends | {self.tokenizer.eos_id}
         """Tokens that end a text: the tokenizer's, and those of the model that came from Hugging Face."""
-        self.context: int | None = trained_context(saved) or original.context
+        self.context: int | None = run_context(saved) or original.context
         """Context, in tokens, with which the model was trained, or which its Hugging Face config.json names; None if
         neither is available. A scaled `rope` extends it."""
         self.rope = rope

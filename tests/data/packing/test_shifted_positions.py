@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ringformer.checkpoints.saved_model import context_of, trained_context
+from ringformer.checkpoints.saved_model import context_of, run_context
 from ringformer.data import DocumentStream, WholeDocuments
 from ringformer.data.packing.buckets import LengthBuckets
 from ringformer.data.packing.document_lengths import document_lengths, too_short
 from ringformer.data.packing.options import PackingOptions
 from ringformer.models.registry import preset_config
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
-from ringformer.train.checks import check_position_range
+from ringformer.runs.shifted_positions import check_position_range
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 from tests.data.packing_samples import LENGTHS, MODES, SEED, build
@@ -159,4 +159,4 @@ def test_a_run_trains_on_them_and_reaches_the_range(config):
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3]
     (positions,) = [row["eval_by_position"] for row in rows if row["step"] == 3 and "eval_loss" in row]
     assert positions[-1]["first"] < SEQ_LEN
-    assert trained_context({"seq_len": SEQ_LEN}) == SEQ_LEN and trained_context({}) is None
+    assert run_context({"seq_len": SEQ_LEN}) == SEQ_LEN and run_context({}) is None
