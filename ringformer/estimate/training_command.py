@@ -22,7 +22,6 @@ from ringformer.estimate.targets import Target, find_target
 from ringformer.estimate.workload import Workload, preset_workload, stage_workloads
 from ringformer.parallel.runtime_environment import runtime_environment
 from ringformer.runs.config_file import load_config, parse_stages
-from ringformer.runs.shifted_positions import check_position_range
 from ringformer.train.checks import check_start, theta_warnings
 
 
@@ -88,7 +87,7 @@ def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload]
             log(f"init_from={values.init_from} is not on this machine: the estimate is of the preset {values.preset}")
         for config in configs:
             check_start(config)
-            check_position_range(config)
+
         for warning in theta_warnings(configs):
             log(warning)
         workloads = stage_workloads(configs, target)

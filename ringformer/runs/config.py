@@ -20,6 +20,7 @@ from ringformer.files.bucket import check_url
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
+from ringformer.runs.shifted_positions import check_position_range
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,8 @@ class Config:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
+        if self.data.position_range:
+            check_position_range(self.data.position_range, self.seq_len, self.model)
         if self.lora != NO_ADAPTERS:
             self.lora.check()
         if self.lora.rank and not self.init_from:

@@ -1,19 +1,24 @@
 """Whether the shifted positions of a run (`data.position_range`) mean something to its model."""
 
-from ringformer.runs.config import Config
+from ringformer.models.interface import ModelConfig
 
 
-def check_position_range(config: Config) -> None:
-    """Raise ValueError if shifted positions are asked for, and mean nothing to the model or what it never meets."""
-    position_range, kinds = config.data.position_range, getattr(config.model, "layer_kinds", None)
-    if not position_range or kinds is None:
-        return
-    rotated = [kind for kind in kinds if kind.rope is not None]
-    if position_range <= config.seq_len:
+def check_position_range(position_range: int, seq_len: int, model: ModelConfig) -> None:
+    """Raise ValueError if shifted positions mean nothing to the model, or show it what it never meets.
+
+    Args:
+      position_range: tokens of the context up to which positions are shifted.
+      seq_len: tokens of a sequence.
+    """
+    if position_range <= seq_len:
         raise ValueError(
-            f"data.position_range={position_range} must be above seq_len={config.seq_len}: positions of a sequence are "
+            f"data.position_range={position_range} must be above seq_len={seq_len}: positions of a sequence are "
             "shifted up to it; set it to the context to extend to, or to 0"
         )
+    kinds = getattr(model, "layer_kinds", None)
+    if kinds is None:  # a registered model, which reads positions in its own way
+        return
+    rotated = [kind for kind in kinds if kind.rope is not None]
     if not rotated:
         raise ValueError(f"data.position_range={position_range} shifts positions, which no layer of the model has")
     if windows := sorted({kind.window for kind in rotated if kind.window}):

@@ -25,7 +25,6 @@ from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, check_same_on_all, run_identity, stores_identity
 from ringformer.runs.record import Checked, check_keys, check_run
-from ringformer.runs.shifted_positions import check_position_range
 from ringformer.train.checks import check_folders, check_host_pool, check_tokenizer, count_batches
 from ringformer.train.program import Program, make_program
 from ringformer.train.state import TrainState, init_state
@@ -89,7 +88,6 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
       anew: True if the run begins anew; the contents of `config.run_dir` will then be set aside.
     """
     run_dir = folder_of(config.run_dir)
-    check_position_range(config)
     if run_dir.exists() or config.init_from:
         check_folders(run_dir, config)  # checked first: the rest may take hours
     if allow:

@@ -12,7 +12,6 @@ from ringformer.data.packing.document_lengths import document_lengths, too_short
 from ringformer.data.packing.options import PackingOptions
 from ringformer.models.registry import preset_config
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
-from ringformer.runs.shifted_positions import check_position_range
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 from tests.data.packing_samples import LENGTHS, MODES, SEED, build
@@ -115,9 +114,8 @@ def test_a_range_says_what_a_token_sees(store):
     ],
 )
 def test_a_range_that_means_nothing_is_refused(range_, model, message):
-    config = Config(model, DataConfig(store="s", position_range=range_), OptimizerConfig(), seq_len=64)
     with pytest.raises(ValueError, match=message):
-        check_position_range(config)
+        Config(model, DataConfig(store="s", position_range=range_), OptimizerConfig(), seq_len=64)
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, 1.5, True])
