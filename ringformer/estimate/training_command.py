@@ -87,7 +87,6 @@ def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload]
             log(f"init_from={values.init_from} is not on this machine: the estimate is of the preset {values.preset}")
         for config in configs:
             check_start(config)
-
         for warning in theta_warnings(configs):
             log(warning)
         workloads = stage_workloads(configs, target)
