@@ -17,6 +17,8 @@ SAMPLE = 2**14
 """Bytes on each side of a fault from which the likely encoding is guessed."""
 ENOUGH, SHARE = 8, 0.3
 """Bytes above 127: with more than so many, and more than this share, statistics of languages tell encodings apart."""
+MARKED = ("utf-16", "utf-32")
+"""Encodings of files that begin with a byte order mark."""
 HEAD = 2**13
 """Bytes at the beginning of a file in which a zero byte, or the name of an encoding, is sought."""
 
@@ -47,29 +49,33 @@ def parse_encodings(text: str) -> tuple[str, ...]:
     """Parse encodings such as "utf-8,cp1252"; UTF-8 for an empty text. Raises ValueError for one that Python does not
     know."""
     names = [name.strip().lower().replace("_", "-") for name in text.split(",") if name.strip()]
-    for name in names:
+    for place, name in enumerate(names):
         try:
             "".encode(name)
         except LookupError:
             examples = "utf-8, utf-16, cp1252, latin-1"
             raise ValueError(f"encoding {name!r} is unknown; known are Python's, such as {examples}") from None
+        if is_wide(usual := codecs.lookup(name).name):  # utf16, utf-16le, u16
+            names[place] = usual
     return tuple(names) or UTF_8
 
 
 def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
     """Decode a file's bytes, or those of a line that begins at `offset`, with the first encoding that can.
 
-    A file that begins with a byte order mark has only that encoding, and one whose every other byte is zero is UTF-16.
-    Raises Undecodable if none can; it names the first fault in the first encoding.
+    A file that begins with a byte order mark has only that encoding, and one whose every other byte is zero is UTF-16
+    of that byte order. Other zero bytes are of UTF-16 or UTF-32 if the list has one without a mark. Raises
+    Undecodable if none can; it names the first fault in the first encoding.
     """
     mark = "" if offset else byte_order_mark(content)
     unmarked = "" if offset or mark else _unmarked_wide(content[:HEAD])
+    wide = not offset and wide_encoding(content[:HEAD], encodings)
     faults = []
     for encoding in encodings:
-        if unmarked and not is_wide(encoding):
+        if not mark and (encoding != unmarked if unmarked else wide and not is_wide(encoding)):
             faults.append(content.index(b"\0"))
             continue
-        marked = encoding if encoding in ("utf-16", "utf-32") else ""
+        marked = encoding if encoding in MARKED else ""
         if mark != marked and not (mark and encoding.startswith(mark)):
             faults.append(0)
             continue
@@ -105,9 +111,11 @@ def is_binary(content: bytes, encodings: Sequence[str]) -> bool:
     UTF-16 and UTF-32 have zero bytes too, and are text even if `encodings` lacks them.
     """
     head = content[:HEAD]
-    if byte_order_mark(head) or wide_encoding(head, encodings) or _unmarked_wide(head):
+    if head.startswith(b"%PDF-"):
+        return True
+    if b"\0" not in head or byte_order_mark(head) or _unmarked_wide(head):
         return False
-    return b"\0" in head or head.startswith(b"%PDF-")
+    return not any(_begins_in(head, encoding) for encoding in encodings if is_wide(encoding) and encoding not in MARKED)
 
 
 def likely_encoding(content: bytes, at: int) -> str:
@@ -137,6 +145,15 @@ def _unmarked_wide(head: bytes) -> str:
     if len(head) < 8 or min(first, second) or 4 * max(first, second) <= len(head):
         return ""
     return "utf-16-be" if first else "utf-16-le"
+
+
+def _begins_in(head: bytes, encoding: str) -> bool:
+    """Return True if an encoding decodes the beginning of a file, which may end within a character."""
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _decodes(content: bytes, encoding: str) -> bool:

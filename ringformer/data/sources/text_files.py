@@ -10,6 +10,7 @@ from ringformer.data.sources.malformed import SKIP
 from ringformer.data.sources.source_files import open_file
 from ringformer.data.sources.text_encoding import (
     HEAD,
+    MARKED,
     Undecodable,
     byte_order_mark,
     decode,
@@ -85,9 +86,10 @@ def undecodable_files(paths: Sequence[Path], encodings: Sequence[str], *, by_lin
     """
     faults = {path: fault for path in paths if (fault := _fault(path, encodings, by_line)) is not None}
     likely = Counter(fault.likely for fault in faults.values())
-    wide = [name for name in likely if is_wide(name)]
+    marked = [name for name in likely if name in MARKED]
+    ordered = [name for name in likely if is_wide(name) and name not in MARKED]
     others = [name for name, _ in likely.most_common() if not is_wide(name)]
-    advised = ",".join([*encodings, *wide, *others[:1]])
+    advised = ",".join([*encodings, *marked, *others[:1], *ordered])  # utf-16-le reads the others' files, too
     lines = [f"{path}: {fault}" for path, fault in faults.items()][:NAMED]
     if len(faults) > NAMED:
         lines.append(f"... and {len(faults) - NAMED} more")

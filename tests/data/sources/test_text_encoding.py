@@ -2,11 +2,12 @@
 
 import pytest
 
-from ringformer.data.sources.text_encoding import Undecodable, decode, is_binary
+from ringformer.data.sources.text_encoding import Undecodable, decode, is_binary, parse_encodings
 
 WEST = "Naïve “quotes” — l'élève français, Größe, 5 €. "
 RUSSIAN = "Привет, как дела? Это обычный русский текст. "
 JAPANESE = "日本語のテキストです。これはテストです。"
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\xdc\xdc"
 
 
 @pytest.mark.parametrize("times", [1, 2000])
@@ -49,6 +50,8 @@ def test_the_likely_encoding_decodes_the_file(text, encoding, likely, times):
         (("utf-8", "cp1252"), "plain text".encode("utf-16-le"), None),
         (("utf-8", "utf-16-be", "cp1252"), "plain text".encode("utf-16-be"), "plain text"),
         (("ascii", "utf-8"), b"\xe9", None),
+        (("utf-8", "utf-16-le"), "plain text".encode("utf-16-be"), None),
+        (("utf-8", "cp1252", "utf-16-le"), "é日本語\n日本".encode("utf-16-le"), "é日本語\n日本"),
     ],
     ids=[
         "utf-8 first",
@@ -62,6 +65,8 @@ def test_the_likely_encoding_decodes_the_file(text, encoding, likely, times):
         "zeros between letters",
         "zeros and a named byte order",
         "the first of two",
+        "the other byte order",
+        "few zeros, behind an encoding that reads them",
     ],
 )
 def test_the_first_encoding_that_can_decodes(encodings, content, text):
@@ -83,7 +88,14 @@ def test_the_first_encoding_that_can_decodes(encodings, content, text):
         (b"a\0\0b\0\0c", ("utf-8",), True),
         ("日本a".encode("utf-16-le"), ("utf-8",), True),
         ("日本a".encode("utf-16-le"), ("utf-8", "utf-16-le"), False),
+        (PNG, ("utf-8", "utf-16-le", "latin-1"), True),
+        (PNG, ("utf-32-be", "utf-8", "latin-1"), True),
+        (b"%PDF-1.7\n\0\1", ("utf-8", "utf-16-le", "latin-1"), True),
     ],
 )
 def test_bytes_that_are_no_text(content, encodings, binary):
     assert is_binary(content, encodings) is binary
+
+
+def test_other_names_of_wide_encodings_mean_the_same():
+    assert parse_encodings("UTF8, utf16,UTF_16LE,u32,latin-1") == ("utf8", "utf-16", "utf-16-le", "utf-32", "latin-1")

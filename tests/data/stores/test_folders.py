@@ -12,6 +12,7 @@ from ringformer.data.stores.folder import open_one
 from ringformer.data.stores.options import StoreOptions
 from tests.data.chat_samples import sentencepiece
 
+JAPANESE = "日本語のテキストです。これは文です。"
 GERMAN = "Der Käse ist für die Größe überall schöner als früher."
 FRENCH = "Les élèves étaient déjà à côté de l'hôtel, où ça sentait le café."
 PAGE = (
@@ -162,6 +163,20 @@ def test_all_files_that_cannot_be_decoded_are_named_at_once(tmp_path, folder, to
     assert report(tmp_path / "t")["files_left_out"]["not utf-8"] == [
         f"{folder}/{name}" for name in ("1.txt", "2.txt", "3.txt", "4.html")
     ]
+
+
+def test_the_advised_encodings_read_each_file_as_the_error_showed_it(tmp_path, tokenizer):
+    written = {"a.txt": (JAPANESE, "cp932"), "b.txt": (GERMAN, "utf-16-le"), "c.txt": (GERMAN, "utf-16")}
+    (tmp_path / "docs").mkdir()
+    for name, (text, encoding) in written.items():
+        (tmp_path / "docs" / name).write_bytes(text.encode(encoding))
+    source = f"text:{tmp_path}/docs"
+    with pytest.raises(ValueError) as caught:
+        open_or_build(tmp_path / "s", StoreOptions(source), tokenizer)
+    advised = str(caught.value).split("--encoding=")[1].split(" ")[0]
+    store, _ = open_or_build(tmp_path / "s", StoreOptions(source, held_out=0.0, encoding=advised), tokenizer)
+    found = texts(store, tokenizer)
+    assert {name: found[f"{tmp_path}/docs/{name}"] for name in written} == {n: text for n, (text, _) in written.items()}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json"])
