@@ -120,7 +120,7 @@ def _json(path: Path, encodings: Sequence[str], malformed: Malformed) -> Iterato
     are known. After a fault of the array itself, the rest of the file cannot be read."""
     with open_file(path) as file:
         content = file.read()
-    text = decode(content, encodings).removeprefix("\ufeff")
+    text = decode(content, encodings)
     before = re.match(r"\s*\[\s*(\]?)", text)
     if before is None:
         malformed(

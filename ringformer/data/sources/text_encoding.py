@@ -64,8 +64,8 @@ def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
     """Decode a file's bytes, or those of a line that begins at `offset`, with the first encoding that can.
 
     A file that begins with a byte order mark has only that encoding, and one whose every other byte is zero is UTF-16
-    of that byte order. Other zero bytes are of UTF-16 or UTF-32 if the list has one without a mark. Raises
-    Undecodable if none can; it names the first fault in the first encoding.
+    of that byte order. Other zero bytes are of UTF-16 or UTF-32 if the list has one without a mark. A mark is no part
+    of the text. Raises Undecodable if none can; it names the first fault in the first encoding.
     """
     mark = "" if offset else byte_order_mark(content)
     unmarked = "" if offset or mark else _unmarked_wide(content[:HEAD])
@@ -80,9 +80,11 @@ def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
             faults.append(0)
             continue
         try:
-            return content.decode(encoding)
+            text = content.decode(encoding)
         except UnicodeDecodeError as error:
             faults.append(error.start)
+            continue
+        return text if offset else text.removeprefix("\ufeff")
     raise Undecodable(content, faults[0], encodings, offset)
 
 

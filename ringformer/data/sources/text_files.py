@@ -70,7 +70,7 @@ def lines_of(path: Path, encodings: Sequence[str]) -> Iterator[str | Undecodable
         offset = 0
         for line in file:
             try:
-                yield decode(line, encodings, offset).removeprefix("" if offset else "\ufeff")
+                yield decode(line, encodings, offset)
             except Undecodable as fault:
                 yield fault
             offset += len(line)
