@@ -31,6 +31,9 @@ nothing, or an error."""
 TAKEN = ("messages", "tools", "add_generation_prompt")
 """Variables of a chat template that a conversation sets."""
 
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""Python's constants in JSON: `enable_thinking=False` would be a text, which a template takes for true."""
+
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -65,7 +68,7 @@ class Template:
 
 def parse_template_option(text: str) -> dict[str, Any]:
     """Return the variables of a chat template that an option such as "enable_thinking=false,effort=high" sets. A value
-    is read as JSON if it is JSON, and as text otherwise.
+    is read as JSON if it is JSON or one of Python's constants, and as text otherwise.
 
     Raises ValueError for a part without a name and a value, and for a name that is set twice or is not free.
     """
@@ -76,6 +79,7 @@ def parse_template_option(text: str) -> dict[str, Any]:
             raise ValueError(f"template_option={text!r}: {part!r} is not like enable_thinking=false")
         if name in values or name in TAKEN or name.endswith("_token"):
             raise ValueError(f"template_option={text!r}: {name} is set twice, or by the conversation itself")
+        value = PYTHON_WORDS.get(value, value)
         try:
             values[name] = json.loads(value)
         except ValueError:

@@ -197,6 +197,7 @@ def test_switches_in_a_message_are_read_and_not_written():
     [
         ("", {}),
         ("enable_thinking=false, effort=high,n=2", {"enable_thinking": False, "effort": "high", "n": 2}),
+        ("enable_thinking=False,a=True,b=None,c=none", {"enable_thinking": False, "a": True, "b": None, "c": "none"}),
         ("thinking", "'thinking' is not like enable_thinking=false"),
         ("a=1,a=2", "a is set twice"),
         ("messages=[]", "messages is set twice, or by the conversation"),
