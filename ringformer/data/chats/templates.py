@@ -12,6 +12,7 @@ between the answer and that token. Conversations are alternating questions and a
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -126,6 +127,16 @@ def load_template(
         return [Rendered(render(tokenizer, messages), tuple(range(answers)))]
 
     return Template(lambda conversations: [rendered(messages) for messages in conversations])
+
+
+def templates_for(tokenizer: Tokenizer) -> list[TemplateName]:
+    """Return the templates whose tokens a tokenizer has; its own is not among them."""
+    fitting: list[TemplateName] = []
+    for name, render in TEMPLATES.items():
+        with suppress(ValueError):
+            render(tokenizer, ())
+            fitting.append(name)
+    return fitting
 
 
 def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:

@@ -15,7 +15,7 @@ from ringformer.checkpoints.saved_model import (
     run_context,
 )
 from ringformer.data.chats.conversations import ChatFormat, Message
-from ringformer.data.chats.templates import TemplateName, load_template, template_id
+from ringformer.data.chats.templates import TemplateName, load_template, template_id, templates_for
 from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
 from ringformer.data.tokenizers.load import load_tokenizer
 from ringformer.files.run_layout import CONFIG
@@ -235,7 +235,7 @@ class RunText:
         if self.template_name is None:
             raise ValueError(
                 f"{self._run} was not trained on conversations, and its tokenizer has no chat template: "
-                f"choose one with --template={'|'.join(get_args(TemplateName))}"
+                f"choose one with --template={'|'.join(templates_for(self.tokenizer))}"
             )
         return load_template(self.template_name, self.tokenizer, template_option=self.template_option)
 

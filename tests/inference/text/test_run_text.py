@@ -268,3 +268,12 @@ def test_texts_of_a_run_begin_as_its_documents(tokenizers, tmp_path, kind, recor
     otherwise = text.beginning.describe_export()
     assert bool(otherwise) == (kind != "bytes" and recorded is not True)
     assert kind == "bytes" or beginning_of(folder) == text.beginning._replace(tokenizer=ANY)
+
+
+def test_an_advised_template_is_one_that_the_tokenizer_has_the_tokens_for(tokenizers, tmp_path):
+    for kind, names in (("bytes", "vicuna|llama2"), ("llama2", "vicuna|llama2")):
+        run = run_folder(tmp_path / kind, tokenizers.get(kind, kind))
+        with pytest.raises(ValueError, match=rf"choose one with --template={names.replace('|', '[|]')}$"):
+            RunText(run).encode_chat(chat("who goes there?"))
+        for name in names.split("|"):
+            assert RunText(run, template=name).encode_chat(chat("who goes there?")).ids
