@@ -9,7 +9,7 @@ from importlib import import_module
 from ringformer.cli.dataclass_flags import add_flags
 from ringformer.data.optional_packages import needed_for
 from ringformer.evals.lines import CASES
-from ringformer.inference.options import add_model_options, add_template_option
+from ringformer.inference.options import add_model_options, add_template_option, check_template_option
 
 Run = Callable[[argparse.Namespace], None]
 
@@ -213,10 +213,13 @@ def _add(
         "converted temporarily",
     )
     add_flags(parser, options)
-    if issubclass(options, PromptOptions):
+    chats = issubclass(options, PromptOptions | HarnessOptions)
+    if chats:
         add_template_option(parser)
 
     def run(args: argparse.Namespace) -> None:
+        if chats:
+            check_template_option(args)
         with needed_for("eval harness", "harness") if module == "harness" else nullcontext():
             evaluate = import_module(f"ringformer.evals.{module}")
         getattr(evaluate, function)(args)

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 from ringformer.cli.dataclass_flags import add_flags, from_flags
 from ringformer.cli.visible_text import visible
-from ringformer.inference.options import add_model_options, add_template_option, load_generator
+from ringformer.inference.options import (
+    add_model_options,
+    add_template_option,
+    check_template_option,
+    load_generator,
+)
 from ringformer.inference.sampling import Sampling
 from ringformer.processes.flags import add_distributed_flags, member_of
 
@@ -75,6 +80,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     if args.system is not None and not args.chat:
         raise ValueError("--system is the system message of a --chat")
+    check_template_option(args)
     if (dp := args.mesh_dim.split(",")[0].strip()) != "1" and dp.lstrip("-").isdigit():
         raise ValueError(
             f"--mesh_dim={args.mesh_dim}: dp={dp} distributes rows, but a prompt is a single row: set dp=1 and give "

@@ -92,6 +92,12 @@ def add_template_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_template_option(args: argparse.Namespace) -> None:
+    """Raise ValueError for variables of a chat template without --chat, which nothing would read."""
+    if args.template_option is not None and not args.chat:
+        raise ValueError("--template_option sets variables of the template of a --chat: add --chat, or leave it out")
+
+
 def load_generator(
     folder: str | Path, args: argparse.Namespace, max_length: int, rope: "RopeChange | None"
 ) -> "Generator":

@@ -276,6 +276,8 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         (["lines", "--lengths=2K", "--num_cases=0"], "--num_cases=0 must be at least 1"),
         (["lines", "--lengths=2K", "--batch_size=0"], "--batch_size=0 must be at least 1"),
         (["lines", "--lengths=2K", "--chat"], "was not trained on conversations"),
+        (["lines", "--lengths=2K", "--template_option=a=1"], "--template_option sets variables of the template of"),
+        (["harness", "--tasks=none", "--template_option=a=1"], "--template_option sets variables of the template of"),
         (["lines", "--lengths=120"], "the shortest prompt has"),
         (["needle", "--lengths=2K", "--asked=2"], "2 of 1 needles"),
         (["needle", "--lengths=2K", "--depths=120"], "120 is not a percentage"),

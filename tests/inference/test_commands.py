@@ -204,6 +204,7 @@ MISTAKES = [
     (["--prompt="], "the prompt is empty"),
     (["--prompt=a", "--prompt_file=b"], "--prompt_file: not allowed with argument --prompt"),
     (["--prompt=a", "--system=b"], "--system is the system message of a --chat"),
+    (["--prompt=a", "--template_option=a=1"], "--template_option sets variables of the template of a --chat"),
     (["--prompt_file=none/there"], "--prompt_file=none/there cannot be read: No such file or directory"),
     (["--prompt_file=GARBAGE"], "is not UTF-8: byte 0x89 at 3 of 5"),
     (["--prompt=a\udcff"], "is not UTF-8"),
