@@ -3,7 +3,7 @@ tables.
 
 sharegpt   {"id": ..., "conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
 messages   {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "tools": [...]};
-           the list may be called "conversations"
+           the list may be called "conversations". In both, "system" beside the list is a system message
 alpaca     {"instruction": ..., "input": ..., "output": ..., "system": ...}; input and system may be absent, and the
            output be called "response"
 prompt     {"prompt": ..., "completion": ..., "system": ...}; the completion may be called "response", and both may be
@@ -148,7 +148,14 @@ def read_messages(record: dict[str, Any], chat_format: ChatFormat) -> tuple[Mess
     if not isinstance(turns, list):
         names = " or ".join(repr(name) for name in shape.turns)
         raise MalformedRecord(f"no list {names}; it has: {', '.join(record) or 'nothing'}", OTHER_SHAPE)
-    return _messages(turns, record, shape)
+    messages = _messages(turns, record, shape)
+    if not record.get("system"):
+        return messages
+    system = _message({shape.role: "system", shape.text: record["system"]}, "'system'", shape)
+    if any(message.role == "system" for message in messages):
+        raise MalformedRecord("it has a 'system' and a turn of the system: keep one of them", OTHER_SHAPE)
+    tools = [message for message in messages if message.role == "tools"]
+    return (*tools, system, *messages[len(tools) :])
 
 
 def _instruction(record: dict[str, Any], shape: Instructions) -> list[Any]:
@@ -183,6 +190,8 @@ def _is_answer(turn: Any) -> bool:
 
 
 def _messages(turns: list[Any], record: dict[str, Any], shape: Turns) -> tuple[Message, ...]:
+    if record.get("functions"):
+        raise MalformedRecord("it has 'functions', OpenAI's old form: write them as tools", WRONG_TOOLS)
     tools = record.get("tools")
     try:
         tools = json.loads(tools) if isinstance(tools, str) and tools else tools
