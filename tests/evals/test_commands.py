@@ -481,4 +481,6 @@ def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys
         patch.setattr(ByteTokenizer, "name", "other")
         build_stores(store.with_name("other"), [Document("text", "a document")], ByteTokenizer(), held_out=0)
     assert evaluate("perplexity", run, f"--store={store.with_name('other')}", "--lengths=64") == 2
-    assert "was made with tokenizer other, but the model has bytes" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "was made with tokenizer other, but the model has bytes: name a store of" in err
+    assert "--allow=data.tokenizer" in err

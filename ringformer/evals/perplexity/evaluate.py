@@ -143,7 +143,8 @@ def _opened(args: argparse.Namespace) -> Iterator[tuple[Opened, Documents]]:
             say(earlier)
         if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
             raise ValueError(
-                f"{store.path} was made with tokenizer {store.meta['tokenizer']}, but the model has {name}"
+                f"{store.path} was made with tokenizer {store.meta['tokenizer']}, but the model has {name}: name a "
+                "store of the model's tokenizer, or add --tokenizer, that of this store, and --allow=data.tokenizer"
             )
         yield model, Documents(store, model.text.begin, model.text.tokenizer.byte_lengths)
 
