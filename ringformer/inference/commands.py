@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringformer.cli.dataclass_flags import add_flags, from_flags
-from ringformer.cli.visible_text import visible
 from ringformer.inference.options import (
     add_model_options,
     add_template_option,
@@ -105,6 +104,7 @@ def _generate(args: argparse.Namespace) -> int:
     from ringformer.inference.text.chat import Chat
     from ringformer.inference.text.run_text import RunText
     from ringformer.inference.text.saved_text import SavedText, save_text
+    from ringformer.inference.text.terminal import converse, print_answer
     from ringformer.inference.text.text_generator import TextGenerator
     from ringformer.inference.text.text_stream import check_stops
     from ringformer.runs.config_file import register_models
@@ -152,14 +152,14 @@ def _generate(args: argparse.Namespace) -> int:
         return chat.ask(prompt, **options) if chat else model.stream(begin + prompt, session=session, **options)
 
     if prompt is None:
-        return _interactive(ask)
+        return converse(ask)
     answer = ask(prompt)
     if args.save_session:
         save_text(Path(args.save_session), begin + prompt, answer)
         if speaks:
             print(f"saved a session of {tokens:,} tokens in {args.save_session}", file=sys.stderr)
     if speaks:
-        return _print_answer(answer)
+        return print_answer(answer)
     for _ in answer:  # process 0 prints it
         pass
     return 0
@@ -265,41 +265,3 @@ def _limit(args: argparse.Namespace, context: int | None) -> int | None:
             "trained at; --allow_longer permits it"
         )
     return longest if args.max_length is None else args.max_length
-
-
-def _interactive(ask) -> int:
-    """Answer prompts that the user types, until Ctrl-D, or Ctrl-C at the prompt."""
-    import readline  # noqa: F401  (gives input() line editing)
-
-    while True:
-        try:
-            prompt = input("> ")
-        except (EOFError, KeyboardInterrupt) as end:
-            print()
-            return 130 if isinstance(end, KeyboardInterrupt) else 0
-        if prompt:
-            try:
-                _print_answer(ask(prompt))
-            except ValueError as error:
-                print(f"ringformer generate: {visible(str(error))}", file=sys.stderr)
-            except KeyboardInterrupt:  # during the prefill
-                print()
-
-
-def _print_answer(answer) -> int:
-    """Print an answer as it is generated, and its speed; return the exit code. On a terminal, control characters are
-    made visible."""
-    code, shown = 0, visible if sys.stdout.isatty() else str
-    try:
-        for piece in answer:
-            print(shown(piece), end="", flush=True)
-    except KeyboardInterrupt:
-        code = 130
-    print(flush=True)
-    times = answer.session.timings
-    print(
-        f"prompt of {answer.prompt_tokens:,} tokens; prefill {times.prefill_tokens_per_second:,.1f} tokens/s, "
-        f"decode {times.decode_tokens_per_second:,.1f} tokens/s",
-        file=sys.stderr,
-    )
-    return code

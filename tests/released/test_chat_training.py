@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from ringformer.data import open_or_build
+from ringformer.data.chats.continued_ids import encode_answers
 from ringformer.data.chats.sandboxed_template import BREAK, START, STOP, ChatTemplate, Refused, without_marks
 from ringformer.data.chats.templates import load_template
 from ringformer.data.chats.tokenizer_template import OUTPUT
@@ -237,6 +238,15 @@ def test_what_rewritten_answers_cost(tmp_path, capsys):
     assert f"five sequences of {tokens['split']:,}" in page(), tokens
 
 
+SPACED = {
+    "newlines": turns("What is a ring?", "\n\nIt carries keys."),
+    "more newlines": turns("And what else?", "\n\n\nValues."),
+    "a tab": turns("What is a ring?", "\tIt carries keys."),
+    "spaces": turns("What is a ring?", "    It carries keys."),
+}
+"""Answers that begin with white space, which a tokenizer would join with the end of their prompts."""
+
+
 @pytest.mark.usual("smol")
 @pytest.mark.parametrize("name", RELEASED)
 def test_trained_tokens_continue_those_of_the_prompt(name, tmp_path):
@@ -246,14 +256,14 @@ def test_trained_tokens_continue_those_of_the_prompt(name, tmp_path):
     template = load_template("tokenizer", ours)
     text = RunText(converted_folder(tmp_path / "model", folder))
     compared = 0
-    for kind, conversation in CONVERSATIONS.items():
+    for kind, conversation in (CONVERSATIONS | SPACED).items():
         messages = messages_of(conversation, TOOLS.get(kind))
         answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
         try:
             sequences = template.sequences(messages)
         except ValueError:
             continue
-        encoded = ours.encode_chats([sequence.segments for sequence in sequences])
+        encoded = encode_answers(ours, [sequence.segments for sequence in sequences])
         for sequence, (ids, trained) in zip(sequences, encoded, strict=True):
             begins = [i for i in range(len(ids)) if trained[i] and not trained[i - 1]]
             for number, start in zip(sequence.answers, begins, strict=True):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringformer.data.chats.cleaning import Cleaning, content_digest, split_turns
+from ringformer.data.chats.continued_ids import encode_answers
 from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.chats.rendered import Rendered
 from ringformer.data.chats.templates import Rewritten, Template
@@ -121,7 +122,12 @@ class ChatEncoder:
         encoded = iter(self._sequences(rendered))
         parts = []
         for conversation, sequences in group:
-            own = [next(encoded) for _ in sequences]
+            results = [next(encoded) for _ in sequences]
+            own = [result for result in results if isinstance(result, TrainedSequence)]
+            errors = [result for result in results if isinstance(result, ValueError)]
+            if errors:
+                self.malformed(f"{conversation.name}: {errors[0]}", "an answer joined with its prompt")
+                continue
             digest = content_digest(conversation.messages)
             number = copies(conversation.weight, digest)
             if number != 1:
@@ -135,11 +141,14 @@ class ChatEncoder:
                     self._count("parts dropped: no answer within chat_length, or none that is trained on")
         return parts
 
-    def _sequences(self, rendered: Sequence[Rendered]) -> list[TrainedSequence]:
-        encoded = self.tokenizer.encode_chats([sequence.segments for sequence in rendered])
+    def _sequences(self, rendered: Sequence[Rendered]) -> list[TrainedSequence | ValueError]:
+        chats = [sequence.segments for sequence in rendered]
+        encoded: Sequence[tuple[np.ndarray, np.ndarray] | ValueError] = (
+            self.tokenizer.encode_chats(chats) if self.template.own is None else encode_answers(self.tokenizer, chats)
+        )
         return [
-            TrainedSequence(ids, trained, sequence.answers)
-            for (ids, trained), sequence in zip(encoded, rendered, strict=True)
+            result if isinstance(result, ValueError) else TrainedSequence(*result, sequence.answers)
+            for result, sequence in zip(encoded, rendered, strict=True)
         ]
 
     def _fit(self, conversation: Conversation, sequences: list[TrainedSequence], digest: bytes) -> Iterator[Encoded]:
@@ -164,7 +173,11 @@ class ChatEncoder:
             turns = turns[_answers(turns)[last] + 1 :]
             if not _answers(turns):
                 return
-            sequences = self._sequences(self.template.sequences([*before, *turns]))
+            sequences = []
+            for result in self._sequences(self.template.sequences([*before, *turns])):
+                if isinstance(result, ValueError):  # cannot be: the answer was encoded with the turns before it
+                    raise result
+                sequences.append(result)
         yield from self._parts(sequences, turns, digest)
 
     def _parts(self, sequences: list[TrainedSequence], turns: Sequence[Message], digest: bytes) -> Iterator[Encoded]:

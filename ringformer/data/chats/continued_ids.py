@@ -1,0 +1,70 @@
+"""Ids of answers that continue the ids of their prompts.
+
+Text between two control tokens is encoded in one piece, so a token may hold the end of a prompt and the beginning of
+its answer: a template's newline with those that an answer begins with. A model that answers never meets this token,
+because it is given the ids of the prompt alone. Before such an answer, the text is therefore encoded in two pieces. For
+the answers behind it, it stands in the history with the tokens that it was trained on, and that a model would write.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ringformer.data.tokenizers.base import Segment, Tokenizer
+
+Encoded = tuple[np.ndarray, np.ndarray]
+"""Ids of a sequence, and a mask of those that are trained on."""
+
+
+def encode_answers(tokenizer: Tokenizer, chats: Sequence[Sequence[Segment]]) -> list[Encoded | ValueError]:
+    """Encode each sequence as `Tokenizer.encode_chats` does, but without a token that holds parts of a prompt and of
+    its answer. The result is an error for a sequence that the tokenizer cannot encode in two pieces."""
+    encoded = tokenizer.encode_chats(chats)
+    headers = [_headers(chat) for chat in chats]
+    distinct = list(dict.fromkeys(header for of_chat in headers for header in of_chat.values()))
+    header_ids = dict(zip(distinct, (ids for ids, _ in tokenizer.encode_chats(distinct)), strict=True))
+    results: list[Encoded | ValueError] = []
+    for chat, whole, of_chat in zip(chats, encoded, headers, strict=True):
+        begins = np.flatnonzero(np.diff(whole[1].astype(np.int8), prepend=0) == 1)
+        joined = [
+            place
+            for (place, header), begin in zip(of_chat.items(), begins, strict=True)
+            if not _ends_with(whole[0][:begin], header_ids[header])
+        ]
+        results.append(_apart(tokenizer, chat, whole, joined) if joined else whole)
+    return results
+
+
+def _headers(chat: Sequence[Segment]) -> dict[int, tuple[Segment, ...]]:
+    """Return what stands before each answer, by the place of the answer's first segment: the last control token, if
+    there is one, and the text behind it."""
+    headers = {}
+    begin = 0
+    for place, segment in enumerate(chat):
+        if segment.trained and not (place and chat[place - 1].trained):
+            headers[place] = tuple(part._replace(trained=False) for part in chat[begin:place])
+        if segment.control is not None:
+            begin = place
+    return headers
+
+
+def _ends_with(ids: np.ndarray, last: np.ndarray) -> bool:
+    return len(last) <= len(ids) and np.array_equal(ids[len(ids) - len(last) :], last)
+
+
+def _apart(
+    tokenizer: Tokenizer, chat: Sequence[Segment], whole: Encoded, places: Sequence[int]
+) -> Encoded | ValueError:
+    """Encode a sequence in pieces that begin at `places`."""
+    bounds = [0, *places, len(chat)]
+    pieces = [chat[begin:end] for begin, end in itertools.pairwise(bounds)]
+    encoded = tokenizer.encode_chats(pieces)
+    ids = np.concatenate([ids for ids, _ in encoded])
+    if tokenizer.decode(ids) != tokenizer.decode(whole[0]):
+        text = chat[places[0]].text
+        return ValueError(
+            f"an answer begins with {text[:20]!r}, which tokenizer {tokenizer.name} joins with the end of the prompt: "
+            "let it begin with its first word"
+        )
+    return ids, np.concatenate([trained for _, trained in encoded])
