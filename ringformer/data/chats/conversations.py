@@ -5,7 +5,7 @@ sharegpt   {"id": ..., "conversations": [{"from": "human", "value": ...}, {"from
 messages   {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "tools": [...]};
            the list may be called "conversations". In both, "system" beside the list is a system message
 alpaca     {"instruction": ..., "input": ..., "output": ..., "system": ...}; input and system may be absent, and the
-           output be called "response"
+           output be called "response". "history" is a list of earlier [question, answer] pairs
 prompt     {"prompt": ..., "completion": ..., "system": ...}; the completion may be called "response", and both may be
            lists of messages
 
@@ -182,7 +182,18 @@ def _instruction(record: dict[str, Any], shape: Instructions) -> list[Any]:
     if isinstance(answer, str):
         answer = [{"role": "assistant", "content": answer}]
     system = [{"role": "system", "content": values["system"]}] if values["system"] else []
-    return [*system, *question, *answer]
+    return [*system, *_history(record), *question, *answer]
+
+
+def _history(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the turns of earlier pairs of question and answer."""
+    turns = []
+    for pair in record.get("history") or ():
+        if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
+            raise MalformedRecord("its 'history' is not a list of [question, answer] pairs", OTHER_SHAPE)
+        question, answer = pair
+        turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return turns
 
 
 def _is_answer(turn: Any) -> bool:
@@ -210,6 +221,8 @@ def _message(turn: Any, name: str, shape: Turns) -> Message:
         raise MalformedRecord(f"{name} is not an object with {shape.role!r} and {shape.text!r}", OTHER_SHAPE)
     if turn.get("function_call"):
         raise MalformedRecord(f"{name} has a function_call, OpenAI's old form: write it as tool_calls", WRONG_TOOLS)
+    if turn.get("refusal"):
+        raise MalformedRecord(f"{name} has a 'refusal' beside its {shape.text!r}: make it the text", NO_TEXT)
     role: Any = turn[shape.role]
     extra = _extra(turn, EXTRA.get(role, ()) if type(role) is str else (), name)
     text: Any = _joined(turn.get(shape.text), name)

@@ -61,6 +61,11 @@ SHAPES = {
         EARLIER,
     ),
     "output": ("alpaca", {"instruction": "q é", "input": "", "output": "a"}, PAIR),
+    "history": (
+        "alpaca",
+        {"instruction": "q é", "output": "a", "history": [["h", "b"]]},
+        (Message("user", "h"), Message("assistant", "b"), *PAIR),
+    ),
     "response to an instruction": ("alpaca", {"instruction": "q é", "response": "a", "system": "s"}, WITH_SYSTEM),
 }
 
@@ -102,6 +107,16 @@ def test_parts_in_tables_have_the_keys_of_all_parts(tmp_path):
         ("prompt", {"prompt": turns("q"), "completion": []}, "no 'completion' or 'response'; it has: prompt, compl"),
         ("prompt", {"prompt": [3], "completion": "a"}, "turn 0 is not an object with 'role' and 'content'"),
         ("alpaca", {"instruction": turns("q"), "output": "a"}, "'instruction' is list, not text"),
+        (
+            "alpaca",
+            {"instruction": "q", "output": "a", "history": ["h"]},
+            "'history' is not a list of",
+        ),
+        (
+            "messages",
+            {"messages": [*turns("q"), {"role": "assistant", "content": "", "refusal": "No."}]},
+            "turn 1 has a 'refusal' beside its 'content'",
+        ),
     ],
 )
 def test_what_is_no_text_is_named(tmp_path, form, record, message):
