@@ -7,10 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ringformer.data.chats.conversations import Message
+
 
 def content_hash(content: bytes) -> str:
     """Hash bytes that determine an outcome, for files of cases (blake2b, 32 hexadecimal digits)."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+PromptText = str | tuple[Message, ...]
+"""A text to continue or a question, or a conversation up to the answer, for a chat template."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class Case:
     """Most tokens of the prompt and `max_new_tokens` together; None: the model's limit."""
     index: int
     """Number of the case among the cases that differ from it only by their random numbers."""
-    prompt: str
+    prompt: PromptText
     expected: tuple[str, ...]
     max_new_tokens: int
     labels: dict[str, Any]
@@ -36,7 +42,8 @@ class Case:
 
     @property
     def prompt_hash(self) -> str:
-        return content_hash((self.prompt + self.prefix).encode("utf-8", "surrogateescape"))
+        written = self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt)
+        return content_hash((written + self.prefix).encode("utf-8", "surrogateescape"))
 
 
 CountTokens = Callable[..., int]

@@ -98,6 +98,19 @@ class RulerOptions(PromptOptions):
 
 
 @dataclass(kw_only=True)
+class MrcrOptions(PromptOptions):
+    """MRCR: in a long conversation the same request is made several times; give one of its answers again, by its number
+    and behind a random prefix. Reports the ratio of matching characters, 0 for an answer without the prefix."""
+
+    needles: int = 2
+    """Times that the request is made; the original has 2, 4 and 8."""
+    text: str | None = None
+    """File with a UTF-8 text, whose paragraphs are the answers; default: Moby Dick, chapters 1-109."""
+    num_cases: int = 20
+    """Cases of each length; the original has 100."""
+
+
+@dataclass(kw_only=True)
 class StoreOptions(EvaluationOptions):
     """Options of an evaluation on the documents of a token store."""
 
@@ -185,6 +198,11 @@ def add_needle(parser: argparse.ArgumentParser) -> Run:
 def add_ruler(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval ruler`."""
     return _add(parser, RulerOptions, "evaluate_ruler")
+
+
+def add_mrcr(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval mrcr`."""
+    return _add(parser, MrcrOptions, "evaluate_mrcr")
 
 
 def add_perplexity(parser: argparse.ArgumentParser) -> Run:

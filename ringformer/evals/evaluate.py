@@ -11,11 +11,13 @@ from ringformer.evals import lines, needle
 from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, content_hash
 from ringformer.evals.evaluation_setup import opened, parse_numbers, say, write_outputs
-from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_tasks
+from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_scores, draw_tasks
+from ringformer.evals.mrcr import conversations as mrcr
 from ringformer.evals.ruler import tasks as ruler
 from ringformer.evals.ruler.data import SHIPPED, read_data
 from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
 from ringformer.evals.tables import cross_table, lines_table
+from ringformer.evals.texts import shipped
 from ringformer.evals.texts.shipped import NAME
 
 
@@ -101,6 +103,22 @@ def evaluate_ruler(args: argparse.Namespace) -> None:
     title = "tasks of RULER" + (f" (essays: {NAME}, not the original's)" if args.essays == SHIPPED else "")
     table = partial(cross_table, field="task")
     _evaluate(args, "ruler", title, data.settings, groups, ruler.score, table, draw_tasks)
+
+
+def evaluate_mrcr(args: argparse.Namespace) -> None:
+    """Run `ringformer eval mrcr`."""
+    mrcr.check(args.needles)
+    text = shipped.read_text() if args.text is None else shipped.read_text_of("--text", args.text)
+    passages = mrcr.passages_of(text)
+    name = NAME if args.text is None else Path(args.text).name
+
+    def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
+        cases = partial(mrcr.cases_of_length, needles=args.needles, passages=passages, tokens=answering.tokens)
+        return (list(cases(length, args.num_cases, args.seed, chat=args.chat)) for length in lengths)
+
+    settings = {"text": name, "text_hash": content_hash(text.encode()), "needles": args.needles}
+    title = f"MRCR, {args.needles} needles ({name})"
+    _evaluate(args, "mrcr", title, settings, groups, mrcr.score, mrcr.table, draw_scores)
 
 
 def _evaluate(

@@ -1,6 +1,6 @@
 """Figures of evaluations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity.losses import Loss
-from ringformer.evals.tables import accuracy_interval, contexts, grouped, mean, mean_scores, mean_tokens
+from ringformer.evals.tables import accuracy_interval, contexts, grouped, mean, mean_scores, mean_tokens, score_interval
 from ringformer.plotting import INK, RULE, drawn, label
 
 COLOR = "#3b75af"
@@ -17,6 +17,8 @@ TASK_LINES = ("o-", "s--")
 """Line styles; the second is for tasks beyond the number of colors, which then repeat."""
 PERCENT = "{x:.0%}"
 """Format of shares on an axis."""
+Interval = Callable[[Sequence[Row]], tuple[float, float]]
+"""Function that returns the 95% interval of the mean score of some rows."""
 CURVE: Any = {"linewidth": 2, "markersize": 5, "clip_on": False, "zorder": 3}
 """Style of every curve."""
 
@@ -24,17 +26,27 @@ CURVE: Any = {"linewidth": 2, "markersize": 5, "clip_on": False, "zorder": 3}
 @drawn
 def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
     """Plot the accuracy of line retrieval over prompt tokens, as in the paper's Figure 3, with 95% intervals."""
-    groups = list(contexts(rows).values())
-    tokens, accuracy = np.array([mean_tokens(group) for group in groups]), np.array([mean(group) for group in groups])
-    low, high = np.transpose([accuracy_interval(group) for group in groups])
+    return _curve(plt, list(contexts(rows).values()), accuracy_interval, "accuracy", title)
+
+
+@drawn
+def draw_scores(plt, rows: Sequence[Row], title: str) -> Any:
+    """Plot the mean score over prompt tokens, with 95% intervals."""
+    return _curve(plt, list(grouped(rows, "length").values()), score_interval, "mean score", title)
+
+
+def _curve(plt, groups: Sequence[Sequence[Row]], interval: Interval, what: str, title: str) -> Any:
+    """Plot the mean score of each group over its prompt tokens."""
+    tokens, scores = np.array([mean_tokens(group) for group in groups]), np.array([mean(group) for group in groups])
+    low, high = np.transpose([interval(group) for group in groups])
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
-    errors = np.maximum((accuracy - low, high - accuracy), 0)
-    axes.errorbar(tokens, accuracy, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)
-    for x, y in zip(tokens, accuracy, strict=True):
+    errors = np.maximum((scores - low, high - scores), 0)
+    axes.errorbar(tokens, scores, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)
+    for x, y in zip(tokens, scores, strict=True):
         label(axes, f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), va="baseline", color=COLOR)
     _context_axis(axes, tokens)
     _percent_axis(axes)
-    axes.set(xlabel="tokens of the prompt", ylabel="accuracy, 95% interval", title=title)
+    axes.set(xlabel="tokens of the prompt", ylabel=f"{what}, 95% interval", title=title)
     return figure
 
 

@@ -34,10 +34,7 @@ class Haystack(NamedTuple):
     def load(cls, path: str | Path | None) -> "Haystack":
         """Load a UTF-8 text, or the one that ringformer ships. Raises ValueError if the text is not UTF-8, or has no
         full stop after which a needle could be placed."""
-        try:
-            text = shipped.read_text() if path is None else Path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"--haystack={path} is not UTF-8: name a text file") from None
+        text = shipped.read_text() if path is None else shipped.read_text_of("--haystack", path)
         if not full_stops(text):
             raise ValueError(f"--haystack={path} has no full stop: name a text of sentences")
         pieces = re.findall(r"\S+\s*", text if text[-1:].isspace() else text + "\n")

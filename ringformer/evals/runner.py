@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ringformer.evals.case_file import CaseFile, CheckRow, Row
-from ringformer.evals.cases import Case
+from ringformer.evals.cases import Case, PromptText
 from ringformer.evals.tables import mean
 from ringformer.inference.text.text_generator import TextGenerator
 
@@ -20,7 +20,7 @@ class Answering(NamedTuple):
     chat: bool
     """True to format prompts with the model's chat template."""
 
-    def tokens(self, prompt: str, prefix: str = "") -> int:
+    def tokens(self, prompt: PromptText, prefix: str = "") -> int:
         """Count the tokens that the model is given for a prompt and the beginning of its answer."""
         return len(self.model.encode(prompt, chat=self.chat, prefix=prefix))
 

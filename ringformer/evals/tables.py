@@ -23,6 +23,15 @@ def accuracy_interval(rows: Sequence[Row]) -> tuple[float, float]:
     return bootstrap([sum(of_document) for of_document in scores], [len(of_document) for of_document in scores])
 
 
+def score_interval(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of scores between 0 and 1 of independent cases: from a bootstrap over cases.
+    If all scores are the same, which a bootstrap takes for certain, it is that of right or wrong cases."""
+    scores = [row["score"] for row in rows]
+    if len(set(scores)) == 1:
+        return wilson(mean(rows), len(rows))
+    return bootstrap(scores, [1] * len(scores))
+
+
 def mean_tokens(rows: Sequence[Row]) -> float:
     """Mean prompt length in tokens."""
     return sum(row["prompt_tokens"] for row in rows) / len(rows)

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+from ringformer.data.chats.conversations import Message
+
 
 class Scripted:
     """A TextGenerator of UTF-8 bytes whose answer to a prompt is a function of it; remembers what it was asked, and
@@ -34,8 +36,11 @@ class Scripted:
         return [self.answer(text) for text in texts]
 
     @staticmethod
-    def text(prompt: str, prefix: str, chat: bool) -> str:
-        """What the model is given."""
+    def text(prompt: str | Sequence[Message], prefix: str, chat: bool) -> str:
+        """What the model is given; of a conversation, a text as a model without a chat template would be given it."""
+        if not isinstance(prompt, str):
+            assert chat
+            return "".join(f"{role.title()}: {text}\n\n" for role, text, *_ in prompt) + f"Assistant:{prefix}"
         return f"<chat>{prompt}</chat>{prefix}" if chat else prompt + prefix
 
 

@@ -24,6 +24,7 @@ from ringformer.inference.text.text_generator import TextGenerator
 from tests.convert.models import load, save_model
 from tests.data.chat_samples import UNMARKED_JINJA, llama3
 from tests.evals.models import Scripted, knows_lines
+from tests.evals.test_mrcr import answer_to as mrcr_answer
 from tests.inference import runs
 from tests.inference.runs import converted_folder
 from tests.train.runs import MODEL
@@ -84,6 +85,26 @@ def test_lines_by_context(run, answered_by, capsys):
     assert len(rows_of(folder)) == 6 and len(model.batches) == 4
     assert evaluate("lines", run, "--lengths=2K,4096", "--num_cases=3") == 0 and len(model.batches) == 4
     assert evaluate("lines", run, "--lengths=1K", "--num_cases=3") == 0 and len(rows_of(folder)) == 9
+
+
+def test_mrcr_by_context_and_with_messages(run, answered_by, capsys):
+    """A reader of the whole conversation; without a template, it is a text to continue."""
+    model, _ = answered_by(lambda prompt: " " + mrcr_answer(prompt))
+    options = ["--lengths=2K,4K", "--num_cases=2", "--needles=2"]
+    assert evaluate("mrcr", run, *options) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[4] for line in out.splitlines()[2:]] == ["100.0%"] * 2 and "2 needles" in out
+    rows = rows_of(run / "evals" / "mrcr")
+    assert len(rows) == 4 and all(row["answer"][1:] == row["expected"][0] for row in rows)
+    assert (run / "evals" / "mrcr" / "mrcr.png").read_bytes().startswith(b"\x89PNG")
+    assert evaluate("mrcr", run, "--lengths=2K", "--needles=4", "--num_cases=2") == 2
+    assert "needles is 2, not 4" in capsys.readouterr().err
+    assert evaluate("mrcr", run, *options, "--chat", "--template=vicuna", f"--out={run}/chat") == 0
+    assert model.chats == {False, True}
+    assert [row["score"] for row in rows_of(run / "chat")] == [1.0] * 4
+    assert evaluate("mrcr", run, "--needles=9", "--lengths=2K") == 2
+    assert evaluate("mrcr", run, f"--text={run}/config.json", "--lengths=2K") == 2
+    assert "paragraphs of 40 to 120 words" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["--lengths=2K", "--num_lines=20"])

@@ -8,11 +8,20 @@ unchanged; later chapters are left out to keep the file small.
 
 import bz2
 from importlib import resources
+from pathlib import Path
 
 NAME = "Moby Dick, chapters 1-109"
 """Name of the text in outputs."""
 SHA256 = "038d7ec8e199ff1931192f2cfcd2db27c5dd5f3a1c06af9f2160dcf25b0d0487"
 """Hash of the text in UTF-8: `cat $(seq -f package/data/chapter_%g.txt 109) | sha256sum` after `npm pack`."""
+
+
+def read_text_of(option: str, path: str | Path) -> str:
+    """Read the UTF-8 text that an option names. Raises ValueError if it is not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{option}={path} is not UTF-8: name a text file") from None
 
 
 def read_text() -> str:

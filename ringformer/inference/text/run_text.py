@@ -113,11 +113,13 @@ class RunText:
             changed = rope.apply(as_decoder(model, self._run), self.context)
             self.context = rope.context(changed, self.context)
 
-    def prompt(self, text: str, chat: bool = False, prefix: str = "") -> Prompt:
-        """Encode a text to continue or, with `chat`, a question to answer. `prefix` is the beginning of the
-        continuation or of the answer."""
+    def prompt(self, text: str | Sequence[Message], chat: bool = False, prefix: str = "") -> Prompt:
+        """Encode a text to continue or, with `chat`, a question or a conversation to answer. `prefix` is the beginning
+        of the continuation or of the answer."""
         if chat:
-            return self.encode_chat([Message("user", text)], prefix)
+            return self.encode_chat([Message("user", text)] if isinstance(text, str) else text, prefix)
+        if not isinstance(text, str):
+            raise ValueError("a conversation is answered with a chat template: set chat")
         return Prompt(self.encode(text + prefix), self.end_tokens)
 
     @property

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.checkpoints.rope_change import RopeChange
+from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import TemplateName
 from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.inference.generator import Generator
@@ -64,9 +65,9 @@ class TextGenerator:
         """Tokenizer of the run."""
         return self.text.tokenizer
 
-    def encode(self, prompt: str, *, chat: bool = False, prefix: str = "") -> list[int]:
+    def encode(self, prompt: str | Sequence[Message], *, chat: bool = False, prefix: str = "") -> list[int]:
         """Encode a prompt and `prefix`, the beginning of the answer. The prompt is a text to continue or, with `chat`,
-        a question, which is encoded up to where its answer begins.
+        a question or a conversation, which is encoded up to where its answer begins.
 
         Raises ValueError for an empty prompt, and with `chat` for a run without a chat template.
         """
@@ -74,7 +75,7 @@ class TextGenerator:
 
     def complete(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Sequence[Message]],
         *,
         max_new_tokens: int,
         sampling: Sampling = Sampling(),
@@ -83,8 +84,8 @@ class TextGenerator:
         prefixes: Sequence[str] = (),
         batch_size: int | None = None,
     ) -> list[str]:
-        """Continue prompts; each text ends before an end token or a stop string, or after `max_new_tokens`. A long text
-        with which all prompts begin is read once (`SharedText`).
+        """Continue prompts, or with `chat` answer questions or conversations. Each text ends before an end token or a
+        stop string, or after `max_new_tokens`. A long text with which all prompts begin is read once (`SharedText`).
 
         Args:
           batch_size: prompts to continue at a time; None: all of them.
