@@ -60,10 +60,24 @@ def _run(layer: Callable, c: DecoderConfig, offload: Callable | None, x, layers,
 
 
 def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shared):
-    layer = _recomputed_in_order(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False))
+    layer = jax.checkpoint(_begun_in_order(layer), policy=REMAT[remat], prevent_cse=False)
+    layer = _recomputed_in_order(layer)
     if offload is not None:
         return offload(lambda *arguments: layer(*arguments)[0], x, layers, shared), None
     return lax.scan(lambda x, weights: layer(x, weights, shared), x, layers)
+
+
+def _begun_in_order(layer: Callable) -> Callable:
+    """Let `layer(x, weights, shared)` read `shared` after x has arrived.
+
+    Segment ids travel around the ring and depend on no layer. On simulated devices, the ids of a layer could therefore
+    travel at the same time as the ring of the layers before it (`ops/simulated_devices.py`).
+    """
+
+    def in_order(x, weights, shared):
+        return layer(x, weights, after(shared, x))
+
+    return in_order
 
 
 def _recomputed_in_order(layer: Callable) -> Callable:

@@ -19,13 +19,18 @@ Tree = TypeVar("Tree")
 
 
 def after(tree: Tree, done: jax.Array) -> Tree:
-    """Return `tree`, whose values are unchanged; on CPUs, its float arrays cannot be read before `done` is computed.
+    """Return `tree`, whose values are unchanged; on CPUs, its arrays of numbers cannot be read before `done` is
+    computed.
 
     Arrays that vary over fewer mesh axes than `done` are not tied to it. On other platforms, this is the identity.
+
+    Args:
+      done: a float array.
     """
 
     def wait(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating) or not varying_axes(done) <= varying_axes(x):
+        is_number = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
+        if not is_number or not varying_axes(done) <= varying_axes(x):
             return x
         return lax.platform_dependent(x, done, cpu=_select_after, default=lambda x, done: x)
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ringformer.cli import main
 from ringformer.convert import to_hf, verify
-from ringformer.data.tokenizers.special_tokens import model_tokens
+from ringformer.data.tokenizers.special_tokens import MODEL_IDS, model_tokens
 from ringformer.files.run_layout import HF_CONFIG
 from ringformer.models.registry import FAMILIES
 
@@ -131,6 +131,11 @@ RELEASED = {
 def made(hf, out):
     """Write a small model with these keys. Return the folder of its text model alone, that as released, and tensors."""
     text = (hf.get("text_config") or hf) | SMALL
+    for key in MODEL_IDS:  # into the small vocabulary
+        if text.get(key) is not None:
+            ids = text[key] if isinstance(text[key], list) else [text[key]]
+            small = [number % SMALL["vocab_size"] for number in ids]
+            text[key] = small if isinstance(text[key], list) else small[0]
     plain, released = out / "plain", out / "released"
     for folder in (plain, released):
         folder.mkdir(parents=True)

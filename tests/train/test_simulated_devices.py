@@ -33,11 +33,17 @@ def compiled_step(change):
     return step.lower(state, batch).compile(compiler_options=unpolished), state, batch
 
 
-@pytest.mark.usual("change0")
+WINDOWS = {"layer_types": "WWF", "window": 20, "num_layers": 3, "layout": "contiguous"}
+"""The segment ids of the last layer's ring stand beside the loop over the layers before it."""
+
+
+@pytest.mark.usual("change0", "change1")
 @pytest.mark.parametrize(
     "change",
     [
         {"remat_group": 2, "layout": "contiguous", "layer_types": "FFN", "num_layers": 3},
+        WINDOWS,
+        WINDOWS | {"offload": True},
         {"layer_types": "FNFN"},
         {"layer_types": "FNFN", "remat": "dots", "offload": True},
         {"remat_group": 2, "offload": True},
@@ -53,10 +59,13 @@ def test_layers_recompute_in_order(change):
 
 @pytest.mark.slow
 @pytest.mark.unordered
-def test_without_the_tie_loops_are_found(monkeypatch):
+@pytest.mark.parametrize(
+    "change", [{"remat_group": 2, "layout": "contiguous", "layer_types": "FFN", "num_layers": 3}, WINDOWS]
+)
+def test_without_the_tie_loops_are_found(monkeypatch, change):
     """The control: the same step, whose layers do not wait for their cotangents, has pairs that nothing orders."""
     monkeypatch.setattr(layer_scan, "after", lambda tree, done: tree)
-    compiled, _, _ = compiled_step({"remat_group": 2, "layout": "contiguous", "layer_types": "FFN", "num_layers": 3})
+    compiled, _, _ = compiled_step(change)
     pairs = unordered_loops(compiled.as_text())
     print(f"{len(pairs)} pairs")  # for whoever looks with -s
     assert pairs
