@@ -19,9 +19,12 @@ MESHES = {
     "fsdp x tp x sp": ("1,2,2,2", {}, 8),
     "keys travel": ("1,1,1,4", GQA, 8),
     "heads exchanged, fewer key heads than tp": ("1,1,4,2", GQA | {"ulysses": 1}, None),
+    "rows on two devices": ("2,1,1,1", {}, None),
 }
-SLOW = "in chunks, striped", "keys travel", "heads exchanged, fewer key heads than tp"
-CASES = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in MESHES]
+APART = "rows on two devices"
+"""Its rows cannot share a text."""
+SLOW = "keys travel", "heads exchanged, fewer key heads than tp"
+CASES = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in MESHES if case != APART]
 
 
 def check(session: Session, texts: list[list[int]], config, new: int = 3) -> list[list[int]]:
@@ -39,7 +42,7 @@ def check(session: Session, texts: list[list[int]], config, new: int = 3) -> lis
     return texts
 
 
-@pytest.mark.usual("fsdp x tp x sp", "one device")
+@pytest.mark.usual("in chunks, striped", "one device")
 @pytest.mark.parametrize("case", CASES)
 def test_rows_share_the_text_of_one(case):
     mesh_dim, changes, chunk = MESHES[case]
@@ -67,8 +70,8 @@ def test_the_shared_text_is_once_on_the_devices():
     assert fork._state.cache.k.values.nbytes < whole / 4, "fifty rows of the whole text would take fifty times"
 
 
-@pytest.mark.usual("one device")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usual(APART)
+@pytest.mark.parametrize("case", [*CASES, APART])
 def test_what_is_forgotten_leaves_no_trace(case):
     """Logits after a truncation and another text are those of a whole forward pass over that text."""
     mesh_dim, changes, chunk = MESHES[case]
