@@ -232,4 +232,4 @@ def test_the_script_ends_with_results_and_a_figure(tmp_path):
         contexts = [row["context"] for row in curve["accuracy"]]
         assert contexts == ([K, 2 * K, 4 * K] if run["name"] == "seed-0" else [K])
         assert {row["cases"] for row in curve["accuracy"]} == {20} and curve["cases_seed"] == 7927
-    assert figure.read_bytes().startswith(b"\x89PNG") and again.stdout.count(" 0 of them new") == 7
+    assert figure.read_bytes().startswith(b"\x89PNG") and again.stderr.count(" 0 of them new") == 7

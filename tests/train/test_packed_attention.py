@@ -72,7 +72,7 @@ def trained(folder, packed_attention, cut):
     stages = parse_stages(config)
     runs = prepare_stages(stages)
     train_stages(stages, runs)
-    return runs[-1], restore_params(runs[-1].config.run_dir, runs[-1].shardings.params, runs[-1].mesh)
+    return runs[-1], restore_params(runs[-1].config.run_dir, runs[-1].program.shardings.params, runs[-1].program.mesh)
 
 
 def quarters(run, params, batch):
@@ -101,7 +101,8 @@ def twins(run, folder, packed_attention, count=16):
             packing=PackingOptions("whole", packed_attention),
         )
         rows.append(loader.read(0))
-    return Batch(*map(np.concatenate, zip(*rows, strict=True)))
+    fields = zip(*rows, strict=True)
+    return Batch(*(None if field[0] is None else np.concatenate(field) for field in fields))
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def config(tmp_path):
         data=DataConfig(
             store=str(tmp_path / "store"), source=f"json:{tmp_path}/chats.json", format="messages", held_out=0.0
         ),
-        optimizer=OptimizerConfig(learning_rate=0.02, warmup_steps=1, schedule="constant"),
+        optimizer=OptimizerConfig(learning_rate=0.02, warmup_steps=2, schedule="constant"),
         run_dir=str(tmp_path / "run"),
         mesh_dim="2,2,2,1",
         seq_len=64,
