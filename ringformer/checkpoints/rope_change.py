@@ -62,7 +62,7 @@ class RopeChange:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is changed, JSON values by the names of the options."""
+        """Values of the options that are set, for JSON, by their names."""
         theta = {} if self.rope_theta is None else {"rope_theta": self.rope_theta}
         return theta | {f"{PREFIX}{name}": value for name, value in (self.scaling or {}).items()}
 

@@ -153,7 +153,9 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
     """
     if length is not None and length < 1:
         raise ValueError(f"length={length} must be at least 1")
-    hf, config = local(hf, MODEL_FILES), model_of(run_dir)
+    hf = local(hf, MODEL_FILES)
+    _check_text_model(hf)
+    config = model_of(run_dir)
     rope = RopeChange.of(read_object(run_dir, CONFIG).get("rope") or {})
     expected, noise, tokens, kind = _transformers_logits(hf, length, seed, rope)
     gc.collect()
@@ -215,13 +217,6 @@ def _transformers_logits(
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
         raise ValueError("verify compares with transformers: pip install 'transformers>=5' torch") from None
-    if not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
-    if "text_config" in read_object(path, "config.json"):
-        raise ValueError(
-            f"{path} is a vision model, of which only the text model was brought: export it with ringformer convert "
-            "to-hf, and verify that folder"
-        )
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     if rope is not None:
         config = type(config).from_dict(with_rope(read_object(path, "config.json"), rope))
@@ -232,6 +227,17 @@ def _transformers_logits(
     tokens, kind = _tokens(path, model.config.vocab_size, length, seed)
     eager, noise = both_forms(model, tokens)
     return eager, noise, tokens, kind
+
+
+def _check_text_model(path: Path) -> None:
+    """Raise FileNotFoundError if the folder has no config.json, and ValueError if that is of a vision model."""
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
+    if "text_config" in read_object(path, "config.json"):
+        raise ValueError(
+            f"{path} is a vision model, of which only the text model was brought: export it with ringformer convert "
+            "to-hf, and verify that folder"
+        )
 
 
 def both_forms(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, Difference]:

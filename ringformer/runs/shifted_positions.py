@@ -1,4 +1,4 @@
-"""Whether the shifted positions of a run (`data.position_range`) mean something to its model."""
+"""Check that the shifted positions of a run (`data.position_range`) mean something to its model."""
 
 from ringformer.models.interface import ModelConfig
 

@@ -1,5 +1,6 @@
 """`ringformer eval`: what a person gets, and what is refused before anything is computed."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def run(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     saved = {
-        "model": vars(MODEL) | {"rope_scaling": vars(MODEL.rope_scaling)},
+        "model": dataclasses.asdict(MODEL),
         "preset": "tiny",
         "seq_len": CONTEXT,
         "data": {"tokenizer": "bytes"},
@@ -425,9 +426,9 @@ def test_a_checkpoint_that_is_written_meanwhile_is_not_taken_for_the_one_before(
 def test_an_unknown_evaluation_gets_the_list(capsys):
     assert main(["eval", "lunes"]) == 2
     err = capsys.readouterr().err
-    assert "did you mean 'eval lines'? eval has lines, needle, ruler, perplexity" in err
+    assert "did you mean 'eval lines'? eval has lines, needle, mrcr, ruler, perplexity" in err
     assert main(["eval", "qqqqqq"]) == 2
-    assert "eval has lines, needle, ruler, perplexity" in capsys.readouterr().err
+    assert "eval has lines, needle, mrcr, ruler, perplexity" in capsys.readouterr().err
 
 
 def test_figures_without_matplotlib_are_refused_at_the_start(run, monkeypatch, capsys):

@@ -21,6 +21,7 @@ DEFINES = {
     "data.max_length",
     "data.buckets",
     "data.mixture_by",
+    "data.position_range",
     "optimizer.learning_rate",
     "optimizer.schedule",
     "optimizer.b1",

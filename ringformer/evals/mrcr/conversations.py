@@ -37,7 +37,7 @@ CountTokens = Callable[[PromptText], int]
 
 
 class Request(NamedTuple):
-    """What a user asks for."""
+    """Request of a user: a kind of text and its subject."""
 
     kind: str
     noun: str
@@ -158,8 +158,8 @@ class _Drawn:
         question = QUESTION.format(prefix=self.prefix, number=ORDINALS[self.asked], kind=kind, noun=noun)
         turns = self.conversation(exchanges)
         if not chat:
-            said = "".join(f"User: {turn.request}\n\nAssistant: {turn.answer}\n\n" for turn in turns)
-            return f"{said}User: {question}\n\nAssistant:"
+            transcript = "".join(f"User: {turn.request}\n\nAssistant: {turn.answer}\n\n" for turn in turns)
+            return f"{transcript}User: {question}\n\nAssistant:"
         messages = []
         for turn in turns:
             messages += [Message("user", str(turn.request)), Message("assistant", turn.answer)]
