@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def from_hf(
     tensors = TensorFolder(path, wrapped="text_config" in hf)
     hf = text_model_config(hf)
     if rope is not None:
+        if warning := rope.warning(from_hf_config(hf)):
+            print(warning, file=sys.stderr)
         hf = with_rope(hf, rope)
     config = from_hf_config(hf)
     table = text_config(hf)[1].hugging_face

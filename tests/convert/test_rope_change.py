@@ -56,6 +56,11 @@ def test_a_rope_that_nobody_recorded_is_another_model(theirs, tmp_path):
     assert not verify(theirs, tmp_path / "ours").agrees
 
 
+def test_a_smaller_base_is_told(theirs, tmp_path, capsys):
+    from_hf(theirs, tmp_path / "smaller", rope=RopeChange(rope_theta=5e3))
+    assert "rope_theta=5000 is below the model's 10000" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("change", [LARGER, pytest.param(YARN, marks=pytest.mark.slow)], ids=str)
 def test_a_model_is_loaded_with_a_rope_as_it_would_be_converted(theirs, tmp_path, change):
     from_hf(theirs, tmp_path / "plain")
