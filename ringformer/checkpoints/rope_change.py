@@ -44,14 +44,22 @@ class RopeChange:
         theta = config.rope_theta if self.rope_theta is None else self.rope_theta
         return replace(config, rope_theta=theta, rope_scaling=scaling)
 
-    def context(self, changed: DecoderConfig, context: int | None) -> int | None:
-        """Return the context of the changed model: `factor` times the original one if there is a new scaling, else the
-        model's. A larger base reaches further, but nothing says how far."""
-        scaling = changed.rope_scaling
-        original = scaling.original_max_position or context
-        if self.scaling is None or scaling.factor is None or original is None:
+    def context(self, config: DecoderConfig, context: int | None) -> int | None:
+        """Return the context that a model has with this rope: `factor` times the one before any scaling if there is a
+        new scaling, else the model's. A larger base reaches further, but nothing says how far.
+
+        Args:
+          config: the model as saved. context: its context in tokens; None if unknown.
+        """
+        scaling = self.scaling or {}
+        factor = scaling.get("factor")
+        if factor is None:
             return context
-        return int(original * scaling.factor)
+        own = config.rope_scaling
+        original = own.original_max_position or scaling.get("original_max_position")
+        if original is None and context is not None:
+            original = context / (own.factor or 1)
+        return None if original is None else int(original * factor)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "RopeChange | None":

@@ -100,11 +100,11 @@ def with_rope(hf: dict[str, Any], change: RopeChange) -> dict[str, Any]:
     table = family.hugging_face
     assert table is not None, "text_config finds families that can be converted"
     context = context_of(keys)
-    changed = change.apply(from_hf_config(hf), context)
-    written = table.write(changed)
+    config = from_hf_config(hf)
+    written = table.write(change.apply(config, context))
     kept = {key: value for key, value in hf.items() if key not in ROPE_KEYS}
     result = kept | {key: written[key] for key in ROPE_KEYS if key in written}
-    reached = change.context(changed, context)
+    reached = change.context(config, context)
     if reached is not None and reached > (context_of({**table.absent, **result}) or 0):
         result["max_position_embeddings"] = reached
     return result

@@ -37,7 +37,8 @@ def draw_scores(plt, rows: Sequence[Row], title: str) -> Any:
 
 def _curve(plt, groups: Sequence[Sequence[Row]], interval: Interval, what: str, title: str) -> Any:
     """Plot the mean score of each group over its prompt tokens."""
-    tokens, scores = np.array([mean_tokens(group) for group in groups]), np.array([mean(group) for group in groups])
+    tokens = np.array([mean_tokens(group) for group in groups])
+    scores = np.array([mean(group) for group in groups])
     low, high = np.transpose([interval(group) for group in groups])
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
     errors = np.maximum((scores - low, high - scores), 0)

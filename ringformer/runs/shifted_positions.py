@@ -1,5 +1,6 @@
 """Check that the shifted positions of a run (`data.position_range`) mean something to its model."""
 
+from ringformer.data.packing.shifted_positions import check_range
 from ringformer.models.interface import ModelConfig
 
 
@@ -10,11 +11,7 @@ def check_position_range(position_range: int, seq_len: int, model: ModelConfig) 
       position_range: tokens of the context up to which positions are shifted.
       seq_len: tokens of a sequence.
     """
-    if position_range <= seq_len:
-        raise ValueError(
-            f"data.position_range={position_range} must be above seq_len={seq_len}: positions of a sequence are "
-            "shifted up to it; set it to the context to extend to, or to 0"
-        )
+    check_range(position_range, seq_len)
     kinds = getattr(model, "layer_kinds", None)
     if kinds is None:  # a registered model, which reads positions in its own way
         return

@@ -92,6 +92,7 @@ def test_every_family_takes_another_rope(tmp_path, family, change):
 
 
 LLAMA = preset_config("tiny")
+LINEAR = preset_config("tiny", rope_scaling=RopeScaling("linear", 4.0))
 SCALED = preset_config("tiny", rope_scaling=RopeScaling("llama3", 8.0, original_max_position=8192))
 
 
@@ -107,15 +108,22 @@ SCALED = preset_config("tiny", rope_scaling=RopeScaling("llama3", 8.0, original_
             RopeScaling("linear", 2.5),
             20480,
         ),
+        (
+            RopeChange(scaling={"kind": "linear", "factor": 8.0}),
+            LINEAR,
+            LLAMA.rope_theta,
+            RopeScaling("linear", 8.0),
+            65536,
+        ),
         (YARN, SCALED, LLAMA.rope_theta, RopeScaling("yarn", 4.0, original_max_position=8192), 32768),
         (RopeChange(rope_theta=1e6, scaling={"kind": "none"}), SCALED, 1e6, RopeScaling(), 65536),
     ],
 )
 def test_a_change_sets_what_it_names_and_the_context_that_it_reaches(change, model, theta, scaling, context):
-    known = 65536 if model is SCALED else 8192
+    known = {id(SCALED): 65536, id(LINEAR): 32768}.get(id(model), 8192)
     changed = change.apply(model, known)
     assert (changed.rope_theta, changed.rope_scaling) == (theta, scaling)
-    assert change.context(changed, known) == context
+    assert change.context(model, known) == context
     assert RopeChange.of(json.loads(json.dumps(change.settings))) == change
 
 

@@ -37,7 +37,7 @@ class Scripted:
 
     @staticmethod
     def text(prompt: str | Sequence[Message], prefix: str, chat: bool) -> str:
-        """What the model is given; of a conversation, a text as a model without a chat template would be given it."""
+        """Return the text that the model is given; a conversation is written as for a model without a template."""
         if not isinstance(prompt, str):
             assert chat
             return "".join(f"{role.title()}: {text}\n\n" for role, text, *_ in prompt) + f"Assistant:{prefix}"

@@ -19,7 +19,7 @@ class AdamW(NamedTuple):
     clip_norm: float
 
     def rate(self, step: int) -> float:
-        """Of a step, from 1: the last of a warm-up has the peak; the cosine's end is the step after the last."""
+        """Return the rate of a step, from 1. The last step of a warm-up has the peak; the cosine ends a step later."""
         done = step - 1
         if step <= self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps

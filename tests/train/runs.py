@@ -46,7 +46,7 @@ def read_metrics(run_dir: str) -> list[dict]:
 
 
 def first_parameters(model: ModelConfig, seed: int) -> dict:
-    """What a run begins with: numpy arrays in the package's nested dict, drawn on one device."""
+    """Draw a run's first parameters on one device: numpy arrays in the package's nested dict."""
     built = jax.jit(lambda: nnx.state(build(model, nnx.Rngs(seed)), nnx.Param))()
     return jax.tree.map(np.asarray, nnx.to_pure_dict(built))
 

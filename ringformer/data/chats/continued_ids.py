@@ -22,8 +22,9 @@ def encode_answers(tokenizer: Tokenizer, chats: Sequence[Sequence[Segment]]) -> 
     its answer. The result is an error for a sequence that the tokenizer cannot encode in two pieces."""
     encoded = tokenizer.encode_chats(chats)
     headers = [_headers(chat) for chat in chats]
-    distinct = list(dict.fromkeys(header for of_chat in headers for header in of_chat.values()))
-    header_ids = dict(zip(distinct, (ids for ids, _ in tokenizer.encode_chats(distinct)), strict=True))
+    distinct = list({header for of_chat in headers for header in of_chat.values()})
+    ids_of_headers = [ids for ids, _ in tokenizer.encode_chats(distinct)]
+    header_ids = dict(zip(distinct, ids_of_headers, strict=True))
     results: list[Encoded | ValueError] = []
     for chat, whole, of_chat in zip(chats, encoded, headers, strict=True):
         begins = np.flatnonzero(np.diff(whole[1].astype(np.int8), prepend=0) == 1)
@@ -62,9 +63,10 @@ def _apart(
     encoded = tokenizer.encode_chats(pieces)
     ids = np.concatenate([ids for ids, _ in encoded])
     if tokenizer.decode(ids) != tokenizer.decode(whole[0]):
-        text = chat[places[0]].text
+        first = places[0]
         return ValueError(
-            f"an answer begins with {text[:20]!r}, which tokenizer {tokenizer.name} joins with the end of the prompt: "
-            "let it begin with its first word"
+            f"tokenizer {tokenizer.name} joins the beginning of an answer, {chat[first].text[:20]!r}, with the end of "
+            f"its prompt, {chat[first - 1].text[-20:]!r}: let the answer begin with its first word, or choose a "
+            "template whose prompt ends otherwise"
         )
     return ids, np.concatenate([trained for _, trained in encoded])

@@ -188,7 +188,8 @@ def _instruction(record: dict[str, Any], shape: Instructions) -> list[Any]:
 def _history(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the turns of earlier pairs of question and answer."""
     turns = []
-    for pair in record.get("history") or ():
+    pairs = record.get("history") or []
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
         if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
             raise MalformedRecord("its 'history' is not a list of [question, answer] pairs", OTHER_SHAPE)
         question, answer = pair

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringformer.data.packing.options import PackingOptions
-from ringformer.data.packing.shifted_positions import draw_shifts
+from ringformer.data.packing.shifted_positions import check_range, draw_shifts
 from ringformer.data.stores.token_store import TokenStore
 
 MOST_RUNS = 64
@@ -73,11 +73,7 @@ class StoreSequences(ABC):
         used here: it has already determined the subclass."""
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
-        if 0 < options.position_range <= seq_len:
-            raise ValueError(
-                f"data.position_range={options.position_range} must be above seq_len={seq_len}: positions of a "
-                "sequence are shifted up to it; set it to the context to extend to, or to 0"
-            )
+        check_range(options.position_range, seq_len)
         if seed < 0:
             raise ValueError(f"seed={seed} is negative; it must be at least 0")
         if not store.meta["trained_tokens"]:

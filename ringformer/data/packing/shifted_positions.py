@@ -10,6 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 
+def check_range(position_range: int, seq_len: int) -> None:
+    """Raise ValueError if positions of sequences of `seq_len` tokens cannot be shifted up to a range other than 0."""
+    if 0 < position_range <= seq_len:
+        raise ValueError(
+            f"data.position_range={position_range} must be above seq_len={seq_len}: positions of a sequence are "
+            "shifted up to it; set it to the context to extend to, or to 0"
+        )
+
+
 class Shifts(NamedTuple):
     """Cuts and shifts of some documents of a sequence, int64 [k] each."""
 

@@ -91,10 +91,10 @@ def cases_of_length(
     Raises ValueError if not even the equal requests fit.
     """
     guess = None
+    longest = max(passages, key=len)
     for index in range(count):
         draw = _Drawn(passages, needles, "mrcr", seed, length, needles, index)
-        expected = draw.prefix + max((draw.passage(i) for i in range(len(passages))), key=len)
-        new_tokens = tokens(expected) + SPARE_TOKENS
+        new_tokens = tokens(draw.prefix + longest) + SPARE_TOKENS
         limit = room_for_prompt(length, new_tokens)
 
         def prompt_tokens(exchanges: int, draw: "_Drawn" = draw) -> int:
@@ -171,7 +171,8 @@ def score(case: Case, answer: str) -> float:
     (`difflib.SequenceMatcher`), as openai/mrcr grades. White space before an answer does not count: a text to continue
     has it behind "Assistant:"."""
     (expected,) = case.expected
-    prefix, passage = expected[:PREFIX_LENGTH], expected[PREFIX_LENGTH:]
+    prefix = expected[:PREFIX_LENGTH]
+    passage = expected[PREFIX_LENGTH:]
     answer = answer.lstrip()
     if not answer.startswith(prefix):
         return 0.0

@@ -110,8 +110,9 @@ class RunText:
         neither is available. A scaled `rope` extends it."""
         self.rope = rope
         if rope is not None:
-            changed = rope.apply(as_decoder(model, self._run), self.context)
-            self.context = rope.context(changed, self.context)
+            decoder = as_decoder(model, self._run)
+            rope.apply(decoder, self.context)  # refuses what does not fit
+            self.context = rope.context(decoder, self.context)
 
     def prompt(self, text: str | Sequence[Message], chat: bool = False, prefix: str = "") -> Prompt:
         """Encode a text to continue or, with `chat`, a question or a conversation to answer. `prefix` is the beginning

@@ -63,4 +63,6 @@ def test_a_tokenizer_that_changes_the_text_of_pieces_is_refused(tokenizer, monke
     """As one would that puts a space before each piece of text."""
     monkeypatch.setattr(tokenizer, "decode", lambda ids: " ".join(map(str, ids)), raising=False)
     ((error),) = encode_answers(tokenizer, [chat(tokenizer, "\n\nyes")])
-    assert isinstance(error, ValueError) and "begins with '\\n\\nyes'" in str(error)
+    assert isinstance(
+        error, ValueError
+    ) and "an answer, '\\n\\nyes', with the end of its prompt, 'assistant\\n'" in str(error)

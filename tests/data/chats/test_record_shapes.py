@@ -106,6 +106,7 @@ def test_parts_in_tables_have_the_keys_of_all_parts(tmp_path):
         ("alpaca", {"instruction": "q", "output": "a", "response": "b"}, "'output' and 'response': keep the one"),
         ("prompt", {"prompt": turns("q"), "completion": []}, "no 'completion' or 'response'; it has: prompt, compl"),
         ("prompt", {"prompt": [3], "completion": "a"}, "turn 0 is not an object with 'role' and 'content'"),
+        ("alpaca", {"instruction": "q", "output": "a", "history": 5}, "'history' is not a list of"),
         ("alpaca", {"instruction": turns("q"), "output": "a"}, "'instruction' is list, not text"),
         (
             "alpaca",

@@ -67,7 +67,7 @@ def test_parts_of_a_sequence_have_the_positions_of_the_whole(store, kind, packed
 
 
 def test_cuts_and_shifts_are_uniform(store):
-    """Of a sequence that is one document: every place is as likely a cut, and every shift up to the range."""
+    """In a sequence of one document, every cut and every shift up to the range is as likely as any other."""
     sequences = packed(store, "stream", packed_attention="sequence")
     shifted = np.stack([sequences.read(index, np.arange(SEQ_LEN)).positions for index in range(2000)])
     by = shifted[:, -1] - (SEQ_LEN - 1)
