@@ -104,6 +104,8 @@ def test_mrcr_by_context_and_with_messages(run, answered_by, capsys):
     assert model.chats == {False, True}
     assert [row["score"] for row in rows_of(run / "chat")] == [1.0] * 4
     assert evaluate("mrcr", run, "--needles=9", "--lengths=2K") == 2
+    assert evaluate("mrcr", run, "--text=/nowhere.txt", "--lengths=2K") == 2
+    assert "--text=/nowhere.txt cannot be read (No such file or directory): name a text file" in capsys.readouterr().err
     assert evaluate("mrcr", run, f"--text={run}/config.json", "--lengths=2K") == 2
     assert "paragraphs of 40 to 120 words" in capsys.readouterr().err
 

@@ -17,11 +17,13 @@ SHA256 = "038d7ec8e199ff1931192f2cfcd2db27c5dd5f3a1c06af9f2160dcf25b0d0487"
 
 
 def read_text_of(option: str, path: str | Path) -> str:
-    """Read the UTF-8 text that an option names. Raises ValueError if it is not UTF-8."""
+    """Read the UTF-8 text that an option names. Raises ValueError if it cannot be read, or is not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"{option}={path} is not UTF-8: name a text file") from None
+    except OSError as error:
+        raise ValueError(f"{option}={path} cannot be read ({error.strerror}): name a text file") from None
 
 
 def read_text() -> str:
