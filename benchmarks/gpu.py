@@ -4,6 +4,7 @@ estimate.
 Attention by XLA's blocks and by cuDNN's, this one beside the calls of cuDNN alone.
 
     python benchmarks/gpu.py --out results/gpu.json                  # measures; needs the GPU
+    python benchmarks/gpu.py --missing --out results/gpu.json        # measures what the file lacks
     python benchmarks/gpu.py --target=1xH200 --out results/gpu.json  # adds what the estimates say; needs no GPU
     JAX_PLATFORMS=cpu python benchmarks/gpu.py --small               # the same at toy size, on a CPU: does it run?
 
@@ -24,28 +25,35 @@ from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gpu_inference import INFERENCE, inference, predicted_inference, token_attention
 from ringformer.cli.parser import output_file
 
-ATTENTION = {"full": [(4096, 32, 8), (16384, 32, 8), (65536, 8, 2)], "small": [(256, 4, 2)]}
+ATTENTION = {"full": [(16384, 32, 8), (65536, 8, 2), (4096, 32, 8)], "small": [(256, 4, 2), (512, 4, 2)]}
 """Local length, query heads, key heads; head dim 128."""
 
 FAST = {"remat": "attention"}
 STEPS = {
     "full": [
-        ("llama3.2_1b", 8192, {"kernel": "xla"}),
-        ("llama3.2_1b", 65536, {"kernel": "xla", "head_groups": 4}),
         ("llama_3b", 16384, {}),
         ("llama3.2_1b", 32768, FAST),
         ("llama3.2_1b", 131072, FAST),
+        ("llama3.2_1b", 8192, {"kernel": "xla"}),
+        ("llama3.2_1b", 65536, {"kernel": "xla", "head_groups": 4}),
     ],
-    "small": [("tiny", 512, {}), ("tiny", 512, {"remat_group": 2})],
+    "small": [("tiny", 512, {}), ("tiny", 256, {"remat_group": 2})],
 }
 """Preset, tokens, settings of LlamaConfig: three configurations of different balance of weights and activations, and
 the fastest attention."""
+
+BY_ROW = {"attention": ATTENTION, "inference": INFERENCE, "steps": STEPS}
+"""Parts that measure one configuration after the other, each in a process of its own."""
+PARTS = ("parity", "attention", "token_attention", "inference", "steps")
+ENOUGH_SECONDS = 60
+"""Seconds of steps after which four of a configuration are enough."""
 
 
 def parity(size: str) -> list[dict]:
@@ -95,10 +103,10 @@ def parity(size: str) -> list[dict]:
     return rows
 
 
-def attention(size: str) -> list[dict]:
-    """TFLOP/s of the op, forward and forward + backward, causal, bfloat16; masked pairs are not counted. By kernel,
-    plain and packed (one document in the form of packed ones, and 16 equal documents); on a GPU also of cuDNN's calls
-    alone."""
+def attention(size: str, index: int) -> list[dict]:
+    """TFLOP/s of the op at one length, forward and forward + backward, causal, bfloat16; masked pairs are not counted.
+    By kernel, plain and packed (one document in the form of packed ones, and 16 equal documents); on a GPU also of
+    cuDNN's calls alone."""
     import jax
     import jax.numpy as jnp
 
@@ -106,35 +114,35 @@ def attention(size: str) -> list[dict]:
     from ringformer.ops.ring_attention import ring_attention
 
     rows = []
-    for T, heads, key_heads in ATTENTION[size]:
-        shapes = (1, T, heads, 128), (1, T, key_heads, 128), (1, T, key_heads, 128), (1, T, heads, 128)
-        q, k, v, do = (jnp.ones(shape, jnp.bfloat16) for shape in shapes)
-        kernels = ("xla", "cudnn") if _on_gpu() else ("xla",)
-        ops = {kernel: partial(ring_attention, axis_name=None, kernel=kernel) for kernel in kernels}
-        runs = {kernel: (op, partial(_with_gradients, op)) for kernel, op in ops.items()}
-        runs |= {"cuDNN's calls": (_call, _calls)} if _on_gpu() else {}
-        for kernel, (name, documents) in product(kernels, (("one packed document", 1), ("16 documents", 16))):
-            ids = (jnp.arange(T) * documents // T)[None]
-            op = partial(ring_attention, axis_name=None, kernel=kernel, segment_ids=ids, segments="ascending")
-            runs[f"{kernel}, {name}"] = op, partial(_with_gradients, op)
-        for name, (forward, both) in runs.items():
-            pairs = heads * T * T / 2 / (16 if "16 documents" in name else 1)
-            seconds = [
-                median_seconds(partial(jax.jit(run), *arrays))
-                for run, arrays in ((forward, (q, k, v)), (both, (q, k, v, do)))
-            ]
-            flops = PAIR_FORWARD, PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
-            tflops = [n * 128 * pairs / s / 1e12 for n, s in zip(flops, seconds, strict=True)]
-            rows.append(
-                {
-                    "kernel": name,
-                    "T": T,
-                    "heads": heads,
-                    "key_heads": key_heads,
-                    "forward_tflops": tflops[0],
-                    "both_tflops": tflops[1],
-                }
-            )
+    T, heads, key_heads = ATTENTION[size][index]
+    shapes = (1, T, heads, 128), (1, T, key_heads, 128), (1, T, key_heads, 128), (1, T, heads, 128)
+    q, k, v, do = (jnp.ones(shape, jnp.bfloat16) for shape in shapes)
+    kernels = ("xla", "cudnn") if _on_gpu() else ("xla",)
+    ops = {kernel: partial(ring_attention, axis_name=None, kernel=kernel) for kernel in kernels}
+    runs = {kernel: (op, partial(_with_gradients, op)) for kernel, op in ops.items()}
+    runs |= {"cuDNN's calls": (_call, _calls)} if _on_gpu() else {}
+    for kernel, (name, documents) in product(kernels, (("one packed document", 1), ("16 documents", 16))):
+        ids = (jnp.arange(T) * documents // T)[None]
+        op = partial(ring_attention, axis_name=None, kernel=kernel, segment_ids=ids, segments="ascending")
+        runs[f"{kernel}, {name}"] = op, partial(_with_gradients, op)
+    for name, (forward, both) in runs.items():
+        pairs = heads * T * T / 2 / (16 if "16 documents" in name else 1)
+        seconds = [
+            median_seconds(partial(jax.jit(run), *arrays))
+            for run, arrays in ((forward, (q, k, v)), (both, (q, k, v, do)))
+        ]
+        flops = PAIR_FORWARD, PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
+        tflops = [n * 128 * pairs / s / 1e12 for n, s in zip(flops, seconds, strict=True)]
+        rows.append(
+            {
+                "kernel": name,
+                "T": T,
+                "heads": heads,
+                "key_heads": key_heads,
+                "forward_tflops": tflops[0],
+                "both_tflops": tflops[1],
+            }
+        )
     return rows
 
 
@@ -191,8 +199,8 @@ def step(size: str, index: int) -> dict:
     batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, np.ones_like(whole), trained, ends=~trained)
     batch = jax.device_put(batch, NamedSharding(mesh, BATCH))
     run = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)
-    seconds = []
-    for _ in range(6):
+    seconds: list[float] = []
+    while len(seconds) < 6 and not (len(seconds) > 3 and sum(seconds) > ENOUGH_SECONDS):
         start = time.perf_counter()
         state, metrics = run(state, batch)
         loss = float(metrics["loss"])
@@ -220,8 +228,7 @@ def predicted(size: str, row: dict, target: str) -> dict:
     from ringformer.estimate.workload import Workload, estimate_command
     from ringformer.models.families.llama import LlamaConfig, preset
 
-    configurations = (s for s in STEPS[size] if s[:2] == (row["model"], row["tokens"]) and s[2].items() <= row.items())
-    name, T, settings = next(configurations)
+    name, T, settings = next(configuration for configuration in STEPS[size] if _is_of(row, "steps", configuration))
     model = LlamaConfig(**preset(name) | settings)
     workload = Workload(model, find_target(target), "1,1,1,1", T, name=name).with_kernel()[0]
     found = {"peak_bytes_estimate": compile_apart(workload).peak_bytes}
@@ -249,7 +256,7 @@ def median_seconds(run, rounds: int = 7) -> float:
     return statistics.median(seconds)
 
 
-def _part(name: str, size: str) -> dict:
+def _part(name: str, size: str) -> Any:
     """One part, in a process of its own; its error if it fails."""
     print(f"{name} ...", file=sys.stderr, flush=True)
     words = [sys.executable, __file__, "--part", name, *(["--small"] if size == "small" else [])]
@@ -273,7 +280,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="add predictions for this machine, e.g. 1xH200, to the file --out")
     parser.add_argument("--small", action="store_true", help="toy sizes")
-    parser.add_argument("--parts", nargs="+", help="measure only these parts")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="measure only these parts")
+    parser.add_argument("--missing", action="store_true", help="measure what the file --out lacks, on the same device")
     parser.add_argument("--out", help="write the JSON there, too")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -284,11 +292,10 @@ def main() -> None:
         kind, _, index = args.part.partition(":")
         found = {
             "parity": parity,
-            "attention": attention,
             "token_attention": token_attention,
             "device": lambda _: jax.devices()[0].device_kind,
         }
-        of_rows = {"steps": step, "inference": inference}
+        of_rows = {"attention": attention, "steps": step, "inference": inference}
         print(json.dumps(of_rows[kind](size, int(index)) if kind in of_rows else found[kind](size)))
         return
     from ringformer.estimate.targets import find_target
@@ -313,15 +320,40 @@ def main() -> None:
         "jax": version("jax"),
         "device": _part("device", size),
     }
-    rows = {"inference": len(INFERENCE[size]), "steps": len(STEPS[size])}
-    for name in args.parts or ("parity", "attention", "token_attention", "inference", "steps"):
-        results[name] = []
-        for part in [f"{name}:{i}" for i in range(rows[name])] if name in rows else [name]:
-            found = _part(part, size)
-            results[name] = [*results[name], found] if name in rows else found
-            if out:
-                out.write_text(json.dumps(results, indent=1) + "\n")
+    if args.missing:
+        if out is None or not out.exists():
+            parser.exit(2, f"{parser.prog}: --missing adds to measurements: give their file with --out\n")
+        earlier = json.loads(out.read_text())
+        if (earlier["device"], earlier["jax"]) != (results["device"], results["jax"]):
+            parser.exit(2, f"{parser.prog}: {out} is of {earlier['device']} with JAX {earlier['jax']}\n")
+        results = earlier | {"date": results["date"]}
+    for part in args.parts or PARTS:
+        measure(results, part, size, args.missing, out)
     print(json.dumps(results, indent=1))
+
+
+def measure(results: dict, part: str, size: str, missing: bool, out: Path | None) -> None:
+    """Measure a part, or with `missing` those of its rows that the results lack, and write the results after each."""
+    rows = [row for row in results.get(part, ()) if missing and "error" not in row]
+    configurations = BY_ROW[part][size] if part in BY_ROW else [None]
+    for index, configuration in enumerate(configurations):
+        if any(configuration is None or _is_of(row, part, configuration) for row in rows):
+            continue
+        found = _part(part if configuration is None else f"{part}:{index}", size)
+        rows += found if isinstance(found, list) else [found]
+        results[part] = rows
+        if out:
+            out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _is_of(row: dict, part: str, configuration: tuple) -> bool:
+    """Return whether a row of results is of this configuration."""
+    if part == "attention":
+        return row["T"] == configuration[0]
+    if part == "inference":
+        return (row["model"], row["tokens"], row["chunk"], row["cache_dtype"]) == configuration
+    model, tokens, settings = configuration
+    return (row["model"], row["tokens"]) == (model, tokens) and settings.items() <= row.items()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Documents of a source: the text of a file, or of a field of a record.
 
 A document without text is an error that names it, unless `skip_empty` is set. The standard library is the
-exception: its empty files, mostly `__init__.py`, are always left out. Line ends of files are kept. A file in none of
+exception: its empty files, mostly `__init__.py`, are always left out, and so are those of installed packages. Line ends of files are kept. A file in none of
 the encodings is an error; binary files are left out, counted and named. For the tokenizer `bytes`, a pattern of files
 reads them byte for byte: bytes that are not UTF-8 become Python's `surrogateescape` characters.
 """
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.data.sources.compressibility import Between
+from ringformer.data.sources.joined_files import in_groups, joined
 from ringformer.data.sources.malformed import Malformed, MalformedRecord
 from ringformer.data.sources.records import ROWS, Row, read_rows, weight_of
-from ringformer.data.sources.source_files import KINDS, files_of, source_files
+from ringformer.data.sources.source_files import INSTALLED, KINDS, files_of, source_files
 from ringformer.data.sources.text_encoding import Undecodable, parse_encodings
 from ringformer.data.sources.text_files import Binary, check_size, read_bytes, read_text, undecodable_files
 
@@ -80,6 +81,7 @@ def read_documents(
     weight_field: str = "",
     encoding: str = "",
     any_bytes: bool = True,
+    join: str = "",
     malformed: Malformed | None = None,
     change: Callable[[Document], Document] | None = None,
 ) -> Documents:
@@ -93,6 +95,7 @@ def read_documents(
       weight_field: the key of a record's weight; "": all weigh 1.
       encoding: encodings to try (`parse_encodings`), for files of text and JSON; "": UTF-8.
       any_bytes: read files of text byte for byte if they are not UTF-8, as the tokenizer `bytes` can.
+      join: join files into documents (`joined_files.py`); "": each is one.
       malformed: handler of records and files that cannot be read; None: they raise ValueError.
       change: changes documents before it is known which of them are empty, or raises MalformedRecord.
 
@@ -108,14 +111,14 @@ def read_documents(
             f"weight_field={weight_field!r} needs a source with records, not {source!r}: leave out --weight_field"
         )
     any_bytes = any_bytes and not encoding
-    if source == "stdlib":
+    if source in ("stdlib", INSTALLED):
+        skip_empty, max_bytes = True, None
         files = source_files(source)
-        documents = _files(files, encodings, max_bytes=None, any_bytes=any_bytes, malformed=malformed)
-        return Documents(documents, skip_empty=True, malformed=malformed)
-    if kind == "text" and where:
+        documents = _files(in_groups(files, source, join), encodings, max_bytes, any_bytes, malformed)
+    elif kind == "text" and where:
         files = {str(path): path for path in files_of(source)}
         patterned = any_bytes and not Path(where).is_dir()
-        documents = _files(files, encodings, max_bytes=max_bytes, any_bytes=patterned, malformed=malformed)
+        documents = _files(in_groups(files, source, join), encodings, max_bytes, patterned, malformed)
     elif kind in ROWS and where:
         only = (field, *filter(None, [weight_field]))
         rows = read_rows(source, split=split, malformed=malformed, only=only, encodings=encodings)
@@ -125,11 +128,13 @@ def read_documents(
         raise ValueError(f"unknown source {source!r}; accepted: {', '.join(KINDS)}")
     if change is not None:
         documents = _changed(documents, change, malformed)
+    if join:
+        documents = _joined(documents, source, join, max_bytes)
     return Documents(documents, skip_empty=skip_empty, malformed=malformed)
 
 
 def _files(
-    files: Mapping[str, Path], encodings: Sequence[str], *, max_bytes: int | None, any_bytes: bool, malformed: Malformed
+    files: Mapping[str, Path], encodings: Sequence[str], max_bytes: int | None, any_bytes: bool, malformed: Malformed
 ) -> Iterator[Document]:
     """Yield a document for each file that is text."""
     for number, (name, path) in enumerate(files.items()):
@@ -184,6 +189,14 @@ def _changed(
             malformed(f"{document.name}: {fault}", fault.reason)
             continue
         yield changed
+
+
+def _joined(documents: Iterable[Document], source: str, join: str, max_bytes: int | None) -> Iterator[Document]:
+    """Yield the documents that files are joined to. Raises ValueError for one of more than `max_bytes` bytes."""
+    texts = ((document.name, document.text) for document in documents)
+    for name, text in joined(texts, source, join):
+        check_size(name, len(text.encode("utf-8", "surrogateescape")), max_bytes)
+        yield Document(text, name)
 
 
 def _text(record: Mapping[str, Any], field: str) -> str:

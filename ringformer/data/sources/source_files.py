@@ -1,6 +1,7 @@
 """Names of sources, and their files.
 
     stdlib                  the .py files of the running Python's standard library, in order of relative path
+    installed               those, and the .py files of the installed packages
     text:PATTERN            one document per file; the glob pattern may contain **; or text:FOLDER
     jsonl:PATTERN           one JSON object per line
     json:PATTERN            one array of JSON objects per file
@@ -27,8 +28,10 @@ from typing import IO, cast
 
 from ringformer.data.optional_packages import needed_for
 
+INSTALLED = "installed"
 KINDS = (
     "stdlib",
+    INSTALLED,
     "text:PATTERN",
     "jsonl:PATTERN",
     "json:PATTERN",
@@ -51,10 +54,11 @@ def source_files(source: str) -> dict[str, Path]:
     """
     kind, _, where = source.partition(":")
     if source == "stdlib":
-        root = Path(sysconfig.get_path("stdlib"))
-        relative = (path.relative_to(root) for path in root.rglob("*.py"))
-        names = sorted(path.as_posix() for path in relative if STDLIB_EXCLUDED.isdisjoint(path.parts[:-1]))
-        return {name: root / name for name in names}
+        return _modules("stdlib", STDLIB_EXCLUDED)
+    if source == INSTALLED:
+        library = {f"stdlib/{name}": path for name, path in _modules("stdlib", STDLIB_EXCLUDED).items()}
+        packages = {f"site-packages/{name}": path for name, path in _modules("purelib", frozenset()).items()}
+        return library | packages
     if kind == "hf":
         return {}
     if kind == "datasets":
@@ -62,6 +66,14 @@ def source_files(source: str) -> dict[str, Path]:
     if Path(where).is_dir():
         return {str(path): path for path in _files_in(Path(where), SUFFIXES.get(kind))}
     return {path: Path(path) for path in sorted(glob.glob(where, recursive=True)) if Path(path).is_file()}
+
+
+def _modules(place: str, excluded: frozenset[str]) -> dict[str, Path]:
+    """Return the .py files in a place of `sysconfig.get_path` by relative path, in its order."""
+    root = Path(sysconfig.get_path(place))
+    relative = (path.relative_to(root) for path in root.rglob("*.py"))
+    names = sorted(path.as_posix() for path in relative if excluded.isdisjoint(path.parts[:-1]))
+    return {name: root / name for name in names}
 
 
 def _files_in(folder: Path, suffixes: tuple[str, ...] | None) -> list[Path]:

@@ -7,12 +7,13 @@ from typing import ClassVar, Literal, get_args
 from ringformer.data.chats.cleaning import USUAL_RULES, parse_rules
 from ringformer.data.chats.conversations import ChatFormat
 from ringformer.data.chats.templates import Rewritten, TemplateName, parse_template_option
+from ringformer.data.sources.joined_files import check_join
 from ringformer.data.sources.text_encoding import parse_encodings
 
 Format = Literal["documents", "tokens", ChatFormat]
 Begin = Literal["tokenizer", "true", "false"]
 
-OF_DOCUMENTS = ("begin", "separator", "compressibility_tails", "retrieval_tasks")
+OF_DOCUMENTS = ("begin", "separator", "compressibility_tails", "retrieval_tasks", "join")
 """Options that only documents have."""
 NOT_RECORDED = (*OF_DOCUMENTS, "clean", "encoding", "skip_malformed", "template_option")
 """Options that a store of another format, or of an earlier version, does not record: it has their defaults."""
@@ -34,13 +35,16 @@ class StoreOptions:
     """Prefix of a field's name in errors; a config has keys such as data.held_out."""
 
     source: str
-    """Source of the documents: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN, arrow:PATTERN,
-    datasets:NAME_OR_PATH or hf://NAME. A folder in place of a pattern is all of its files. Files of text and JSON may
-    be compressed (.gz, .zst)."""
+    """Source of the documents: stdlib, installed, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN,
+    arrow:PATTERN, datasets:NAME_OR_PATH or hf://NAME. A folder in place of a pattern is all of its files. Files of text
+    and JSON may be compressed (.gz, .zst)."""
+    join: str = ""
+    """Join files into long documents: folder, those of a folder; package, those of each folder at the top of the source
+    and of the folders in it; default: each file is a document (text, stdlib, installed)."""
     encoding: str = ""
     """Encodings of the files (text, jsonl, json) to try in this order, e.g. utf-8,utf-16,cp1252; default: utf-8."""
     field: str = "text"
-    """Field with the text of documents (all sources except stdlib and text)."""
+    """Field with the text of documents (records: all sources but files of text)."""
     split: str = "train"
     """Split of a dataset (datasets)."""
     skip_empty: bool = False
@@ -101,6 +105,7 @@ class StoreOptions:
                 raise ValueError(f"{key}{field}={getattr(self, field)!r} needs {key}format='documents'")
         if self.format == "tokens" and self.weight_field:
             raise ValueError(f"{key}weight_field={self.weight_field!r}: rows of tokens have no weights")
+        check_join(self.join, self.source, key)
         parse_template_option(self.template_option)
         has_own_template = self.format in get_args(ChatFormat) and self.template == "tokenizer"
         for field in () if has_own_template else OF_OWN_TEMPLATE:

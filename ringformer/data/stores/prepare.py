@@ -219,6 +219,7 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
             weight_field=options.weight_field,
             encoding=options.encoding,
             any_bytes=isinstance(tokenizer, ByteTokenizer),
+            join=options.join,
             change=extracted if "html" in rules_of(options.clean, options.format) else None,
         )
         documents = read(malformed=malformed)

@@ -1,0 +1,215 @@
+"""Run the extension study: `experiments/extend_released.sh`.
+
+Every part is one command of ringformer. A part that ended is not run again: its record in OUT/parts names its command,
+its seconds and its CPU-seconds. The results are read from what the commands wrote (`results.py`).
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.extension import chats
+from experiments.extension.pack import unpack
+from experiments.extension.plans import PLANS, RELEASED, THETA, Flags, Plan
+from ringformer.files.atomic import write_whole
+
+HERE = Path(__file__).parent
+SHARE_OF_MEMORY = 0.9
+"""Share of an accelerator's memory that the evaluations of one moment may take together."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command of ringformer, by name."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+def flags(values: Flags, prefix: str = "") -> list[str]:
+    """Return options as words of a command."""
+    return [f"--{prefix}{name}={value}" for name, value in values.items()]
+
+
+class Study:
+    """The study of one plan, in a folder.
+
+    Args:
+      out: folder of stores, models, runs and evaluations.
+      plan: what to train and evaluate.
+      inputs: folder that `pack.py` wrote, for a machine without a network; None: the documents are this machine's.
+      released: folder of the released model, as transformers saves it.
+    """
+
+    def __init__(self, out: Path, plan: Plan, inputs: Path | None, released: Path):
+        self.out, self.plan, self.inputs, self.released = out, plan, inputs, released
+        (out / "parts").mkdir(parents=True, exist_ok=True)
+
+    def model(self, name: str) -> Path:
+        """Return the folder of a model: a converted one, a run, or the last stage of a run."""
+        if name in (RELEASED, THETA):
+            return self.out / "models" / name
+        run = self.out / "runs" / name
+        stages = sorted(run.glob("stage-*"))
+        return stages[-1] if stages else run
+
+    def store(self, held_out: bool) -> Path:
+        """Return the folder of the documents to train on, or to measure."""
+        if self.inputs is None:
+            return self.out / "documents"
+        return self.out / ("held_out" if held_out else "train")
+
+    def conversions(self) -> Iterator[Part]:
+        """Yield the parts that make the models that nobody trains."""
+        convert = "convert", "from-hf", str(self.released)
+        yield Part("convert-released", (*convert, str(self.model(RELEASED))))
+        theta = f"--rope_theta={self.plan.rope_theta}"
+        yield Part("convert-theta", (*convert, str(self.model(THETA)), theta))
+
+    def preparations(self) -> Iterator[Part]:
+        """Yield the parts that make the stores."""
+        tokenizer = f"--tokenizer={self.released}"
+        if self.inputs is None:
+            source = f"--source={self.plan.source}", f"--join={self.plan.join}", "--held_out=0.1", "--skip_malformed"
+            yield Part("documents", ("data", "prepare", f"--store={self.store(True)}", tokenizer, *source))
+            return
+        for name in ("train", "held_out"):
+            source = f"--source=parquet:{self.inputs}/{name}.parquet", "--format=tokens", "--held_out=0"
+            yield Part(f"documents-{name}", ("data", "prepare", f"--store={self.out / name}", tokenizer, *source))
+
+    def trainings(self) -> Iterator[Part]:
+        """Yield the runs. They begin with the model of a larger theta."""
+        for name, training in self.plan.trainings.items():
+            keys: Flags = {
+                "init_from": self.model(THETA),
+                "run_dir": self.out / "runs" / name,
+                "data.store": self.store(False),
+                "data.tokenizer": self.released,
+            }
+            if self.inputs is None:
+                keys |= {"data.source": self.plan.source, "data.join": self.plan.join, "data.held_out": 0.1}
+                keys |= {"data.skip_malformed": True}
+            else:
+                keys |= {"data.source": f"parquet:{self.inputs}/train.parquet", "data.format": "tokens"}
+                keys |= {"data.held_out": 0}
+            config = f"--config={HERE / training.config}"
+            yield Part(f"train-{name}", ("train", config, *flags(keys | training.keys, "config.")))
+
+    def losses(self) -> Iterator[Part]:
+        """Yield the measurements of the held-out losses."""
+        for name in self.plan.models:
+            of_store = f"--store={self.store(True)}", f"--documents={self.plan.documents}"
+            length = f"--lengths={self.plan.context}", f"--last={self.plan.context // 2}"
+            yield Part(f"loss-{name}", ("eval", "perplexity", *self._of_model(name, "loss"), *of_store, *length))
+
+    def tasks(self) -> Iterator[Part]:
+        """Yield the tasks of RULER."""
+        for task in self.plan.tasks:
+            for name in self.plan.models:
+                lengths = ",".join(str(length) for length in task.lengths)
+                cases = f"--tasks={task.name}", f"--lengths={lengths}", f"--num_cases={task.cases}"
+                yield Part(f"{task.name}-{name}", ("eval", "ruler", *self._of_model(name, task.name), *cases))
+
+    def chats(self) -> Iterator[Part]:
+        """Yield the chats."""
+        questions = self.out / "questions.jsonl"
+        (self.out / "answers").mkdir(exist_ok=True)
+        chats.write_prompts(questions)
+        for name in self.plan.models:
+            answers = f"--chat --prompts={questions} --out={self.out / 'answers' / f'{name}.jsonl'}".split()
+            length = f"--max_new_tokens={chats.NEW_TOKENS}", f"--batch_size={len(chats.QUESTIONS)}"
+            # Short prompts, each in one piece.
+            machine = {key: value for key, value in self.plan.machine.items() if key != "prefill_chunk"}
+            run = f"--run={self.model(name)}"
+            yield Part(f"chats-{name}", ("generate", run, *answers, *length, *flags(machine)))
+
+    def _of_model(self, name: str, evaluation: str) -> list[str]:
+        out = self.out / "evals" / name / evaluation
+        return [f"--run={self.model(name)}", f"--out={out}", "--allow_longer", *flags(self.plan.machine)]
+
+    def run(self, parts: Sequence[Part], at_once: int = 1) -> None:
+        """Run parts that have not ended. Raises CalledProcessError after one that fails."""
+        waiting = [part for part in parts if not self._ended(part)]
+        with ThreadPoolExecutor(at_once) as threads:
+            for done in [threads.submit(self._run, part, at_once) for part in waiting]:
+                done.result()
+
+    def _record(self, part: Part) -> Path:
+        return self.out / "parts" / f"{part.name}.json"
+
+    def _ended(self, part: Part) -> bool:
+        """Return whether a part ended. Raises ValueError if it ended with another command."""
+        record = self._record(part)
+        if not record.exists():
+            return False
+        words = json.loads(record.read_text())["command"]
+        if words != list(part.words):
+            raise ValueError(f"{record} is of another command: {' '.join(words)}. Choose another folder")
+        return True
+
+    def _run(self, part: Part, at_once: int) -> None:
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        if at_once > 1:
+            environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{SHARE_OF_MEMORY / at_once:.2f}"
+        print(f"\n== {part.name}\n   ringformer {' '.join(part.words)}", flush=True)
+        began, before = time.monotonic(), _cpu_seconds()
+        words = [sys.executable, "-m", "ringformer", *part.words]
+        subprocess.run(words, env=environment, cwd=HERE.parents[1], check=True)
+        record = {
+            "command": part.words,
+            "seconds": round(time.monotonic() - began, 1),
+            "cpu_seconds": round(_cpu_seconds() - before, 1) if at_once == 1 else None,
+        }
+        write_whole(self._record(part), (json.dumps(record, indent=1) + "\n").encode())
+        print(f"== {part.name} took {record['seconds']:.0f} s", flush=True)
+
+
+def _cpu_seconds() -> float:
+    """CPU-seconds of all commands that ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def run(study: Study) -> None:
+    """Run the study, in the order in which its parts depend on each other."""
+    plan = study.plan
+    study.run(list(study.conversions()), plan.at_once)
+    study.run(list(study.preparations()), plan.at_once)
+    study.run(list(study.trainings()))
+    study.run(list(study.losses()), plan.at_once)
+    study.run(list(study.tasks()), plan.at_once)
+    study.run(list(study.chats()), plan.at_once)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="extend_released.sh", description=__doc__)
+    parser.add_argument("--plan", choices=PLANS, default="whole")
+    parser.add_argument("--inputs", type=Path, help="folder of pack.py, for a machine without a network")
+    parser.add_argument("--released", type=Path, help="folder of a model of transformers to extend; default: SmolLM2-135M")
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args(arguments)
+    try:
+        if args.released is None:
+            if args.inputs is not None:
+                unpack(args.inputs)
+            from tests.released.folders import smol
+
+            args.released = smol()
+        run(Study(args.out, PLANS[args.plan], args.inputs, args.released))
+    except (ValueError, FileNotFoundError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    except subprocess.CalledProcessError as error:
+        parser.exit(1, f"{parser.prog}: a part failed with exit code {error.returncode}; its output is above\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
