@@ -224,6 +224,7 @@ def step(size: str, index: int) -> dict:
 def predicted(size: str, row: dict, target: str) -> dict:
     """Return what `ringformer estimate` predicts for the configuration of a row, without a device."""
     from ringformer.estimate.compiler.process import compile_apart
+    from ringformer.estimate.report import estimate_json
     from ringformer.estimate.targets import find_target
     from ringformer.estimate.workload import Workload, estimate_command
     from ringformer.models.families.llama import LlamaConfig, preset
@@ -231,7 +232,11 @@ def predicted(size: str, row: dict, target: str) -> dict:
     name, T, settings = next(configuration for configuration in STEPS[size] if _is_of(row, "steps", configuration))
     model = LlamaConfig(**preset(name) | settings)
     workload = Workload(model, find_target(target), "1,1,1,1", T, name=name).with_kernel()[0]
-    found = {"peak_bytes_estimate": compile_apart(workload).peak_bytes}
+    estimate = compile_apart(workload)
+    found = {
+        "peak_bytes_estimate": estimate.peak_bytes,
+        "step_seconds_model": estimate_json(workload, estimate)["step_seconds_model"],
+    }
     with suppress(ValueError):  # settings that no flag says
         found["estimate_command"] = estimate_command(workload)
     return found

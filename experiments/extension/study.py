@@ -193,7 +193,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="extend_released.sh", description=__doc__)
     parser.add_argument("--plan", choices=PLANS, default="whole")
     parser.add_argument("--inputs", type=Path, help="folder of pack.py, for a machine without a network")
-    parser.add_argument("--released", type=Path, help="folder of a model of transformers to extend; default: SmolLM2-135M")
+    parser.add_argument(
+        "--released", type=Path, help="folder of a model of transformers to extend; default: SmolLM2-135M"
+    )
     parser.add_argument("out", type=Path)
     args = parser.parse_args(arguments)
     try:

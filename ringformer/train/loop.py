@@ -77,12 +77,13 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
                 rings = run.train_data.rings(step - 1)
                 if rings not in compiled and compiled:
                     stopping.enter(Phase.COMPILATION, step)
+                reports.hand_over()
                 state, metrics = program.step_on(rings)(state, batch, *frozen, *largest_norm)
                 if config.debug_nans:
                     check_operations(run, step, (state.params, batch, *frozen), metrics)
                 stopping.enter(Phase.STEP if rings in compiled else Phase.FIRST_STEP, step)
                 compiled.add(rings)
-                reports.enqueued(step, metrics)
+                reports.handed_over(step, metrics)
                 checkpoints.check()
                 saving.save_if_due(state, step)
                 if evaluation:

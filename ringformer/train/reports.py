@@ -1,4 +1,4 @@
-"""Reports of a run: a description at its start, and the metrics of each step, reported one step late."""
+"""Reports of a run: a description at its start, and the metrics of each step, without waiting for it."""
 
 import time
 from dataclasses import fields, replace
@@ -14,58 +14,21 @@ from ringformer.data import describe_passes, too_often, too_short
 from ringformer.data.stores.beginning import describe_earlier
 from ringformer.hardware import GiB, chip_of
 from ringformer.models.registry import flops_per_token, registered_by
+from ringformer.runs.batch_watch import BatchWatch
 from ringformer.runs.config import Config
 from ringformer.runs.folder import RunFolder
 from ringformer.runs.metrics import Reporter
 from ringformer.runs.record import Changes, describe
+from ringformer.runs.step_clock import Ending, StepClock
 from ringformer.train.checks import context_changes, theta_warnings
 from ringformer.train.optimizer import schedule
 from ringformer.train.prepare import Run
 from ringformer.train.skipped_steps import SkippedSteps
 
-PATIENCE = 100
-"""Number of consecutive batches without a trained token (or, in chats, without a masked token) after which the store
-counts as faulty."""
-
-
-class BatchWatch:
-    """Counts the batches without a token to train on and, in chats, the batches without a masked token.
-
-    Single batches of either kind are normal: in a chat about a long document, a whole context may be part of a
-    question, or of an answer. `PATIENCE` such batches in a row show that the store was built wrongly.
-    """
-
-    def __init__(self, chats: bool):
-        self._kinds = {"no token to train on": "trained_tokens"}
-        if chats:
-            self._kinds["no question that is masked"] = "masked_tokens"
-        self.counts = dict.fromkeys(self._kinds, 0)
-        self._in_a_row = dict.fromkeys(self._kinds, 0)
-
-    def see(self, step: int, values: dict[str, Any]) -> list[str]:
-        """Count a step's batch and return remarks about it. Raises ValueError after `PATIENCE` odd batches in a row."""
-        remarks = []
-        for kind, name in self._kinds.items():
-            self._in_a_row[kind] = 0 if values[name] else self._in_a_row[kind] + 1
-            if values[name]:
-                continue
-            self.counts[kind] += 1
-            if self._in_a_row[kind] == PATIENCE:
-                raise ValueError(
-                    f"{PATIENCE} batches in a row, up to step {step}, have {kind}: examine the trained tokens with "
-                    "`ringformer data inspect`, check the chat template and the roles, and rebuild the store"
-                )
-            if self.counts[kind] == 1:
-                remarks.append(f"the batch of step {step} has {kind}; such batches are counted")
-        return remarks
-
-    def summary(self, steps: int) -> list[str]:
-        """Summarise the odd batches of the first `steps` steps."""
-        return [f"{count} of {steps} batches had {kind}" for kind, count in self.counts.items() if count]
-
 
 class StepReports:
-    """Checks the metrics of steps and reports them one step late, so that the devices never wait for the host."""
+    """Checks the metrics of steps and reports them while the next step is computed, so that the devices never wait for
+    the host. Where handing over a step holds the host until it has nearly ended, it is reported before the next one."""
 
     def __init__(self, run: Run, folder: RunFolder):
         config, mesh = run.config, run.program.mesh
@@ -84,7 +47,8 @@ class StepReports:
         flops = flops_per_token(config.model, config.seq_len)
         self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size) if chip and flops else None
         self._devices = mesh.local_devices
-        self._pending: tuple[int, dict[str, jax.Array]] | None = None
+        self._clock = StepClock()
+        self._pending: tuple[int, dict[str, jax.Array], Ending] | None = None
         self._last = time.perf_counter()
         self._announce(run, folder)
 
@@ -98,16 +62,24 @@ class StepReports:
         limit = self._skipped.largest_norm(step)
         return jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit))
 
-    def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    def hand_over(self) -> None:
+        """Call this before a step is handed to the devices, and `handed_over` after it."""
+        if self._pending and self._pending[2].held:
+            self.flush()
+        self._clock.hand_over()
+
+    def handed_over(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Report the previous step while this one is being computed."""
+        ending = self._clock.handed_over(metrics)
         self.flush()
-        self._pending = step, metrics
+        self._pending = step, metrics, ending
 
     def flush(self) -> None:
         """Wait for the step that has not been reported yet, and report it."""
         if self._pending:
-            (step, metrics), self._pending = self._pending, None
-            self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
+            (step, metrics, ending), self._pending = self._pending, None
+            ended = ending.moment.result()
+            self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()}, ended)
 
     def resume(self) -> None:
         """Restart the clock after an evaluation or a save, whose time belongs to no step."""
@@ -163,8 +135,8 @@ class StepReports:
             lines.append(f"learning rate of step {step}: {before:.3g} -> {after:.3g}")
         return lines
 
-    def _report(self, step, metrics):
-        seconds, self._last = time.perf_counter() - self._last, time.perf_counter()
+    def _report(self, step, metrics, ended):
+        seconds, self._last = ended - self._last, ended
         values = {
             "loss": metrics["loss"],
             "grad_norm": metrics["grad_norm"],

@@ -1,5 +1,7 @@
 """A run's batches and its state: odd batches are counted, a hundred in a row or a NaN stop it."""
 
+import time
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,8 +10,11 @@ from ringformer.hardware import CHIPS
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.parallel.runtime_environment import HOST_POOL
+from ringformer.runs import step_clock
+from ringformer.runs.batch_watch import PATIENCE, BatchWatch
+from ringformer.runs.step_clock import StepClock
 from ringformer.train.checks import check_host_pool
-from ringformer.train.reports import PATIENCE, BatchWatch
+from ringformer.train.reports import StepReports
 from ringformer.train.state import check_state_finite
 
 QUESTION = {"trained_tokens": 0, "masked_tokens": 64}
@@ -101,3 +106,19 @@ def test_cudnn_is_for_gpus_their_heads_and_whole_sequences():
         with_kernel(model, "gpu", CHIPS["A100-80"], 0)
     with pytest.raises(ValueError, match="kernel='cudnn' runs on GPU; kernel='pallas' and 'xla' run on tpu"):
         with_kernel(model, "tpu", CHIPS["v5e"], 0)
+
+
+@pytest.mark.parametrize(("held", "order"), [(True, "1 s1 2 s2 3 s3"), (False, "1 2 s1 3 s2 s3")])
+def test_a_step_that_holds_the_host_is_reported_before_the_next(held, order, monkeypatch):
+    """Its line does not lag a step of ten minutes. Elsewhere devices do not wait for the host."""
+    said = []
+    monkeypatch.setattr(step_clock, "HELD_SECONDS", 0.0 if held else 100.0)
+    reports = object.__new__(StepReports)
+    reports._clock, reports._pending, reports._last = StepClock(), None, time.perf_counter()
+    reports._report = lambda step, metrics, ended: said.append(f"s{step}")
+    for step in (1, 2, 3):
+        reports.hand_over()
+        said.append(str(step))
+        reports.handed_over(step, {"loss": jnp.float32(step)})
+    reports.flush()
+    assert " ".join(said) == order

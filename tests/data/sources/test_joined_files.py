@@ -89,7 +89,10 @@ def test_installed_packages():
     ("options", "message"),
     [
         ({"source": "text:a", "join": "file"}, "unknown join 'file'; known: folder, package"),
-        ({"source": "jsonl:a", "join": "folder"}, "join='folder' needs a source of files, text, stdlib, installed, not"),
+        (
+            {"source": "jsonl:a", "join": "folder"},
+            "join='folder' needs a source of files, text, stdlib, installed, not",
+        ),
         ({"source": "text:a", "join": "folder", "format": "tokens"}, "join='folder' needs format='documents'"),
     ],
 )
