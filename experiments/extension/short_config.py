@@ -11,7 +11,7 @@ def get_config():
     config.mesh_dim = "1,1,1,1"
     config.data.min_length = 2048
     config.model.compute_dtype = "float32"
-    config.optimizer.learning_rate = 5e-5
+    config.optimizer.learning_rate = 1e-4
     config.optimizer.warmup_steps = 8
     config.optimizer.weight_decay = 0.0
     config.eval_every = 32

@@ -21,7 +21,9 @@ from experiments.extension.pack import unpack
 from experiments.extension.plans import PLANS, RELEASED, THETA, Flags, Plan
 from ringformer.files.atomic import write_whole
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+CONFIGS = Path("experiments/extension")
+"""Folder of the configs, from `ROOT`, where every part runs."""
 SHARE_OF_MEMORY = 0.9
 """Share of an accelerator's memory that the evaluations of one moment may take together."""
 
@@ -50,7 +52,8 @@ class Study:
     """
 
     def __init__(self, out: Path, plan: Plan, inputs: Path | None, released: Path):
-        self.out, self.plan, self.inputs, self.released = out, plan, inputs, released
+        self.out, self.plan, self.released = out.absolute(), plan, released
+        self.inputs = None if inputs is None else inputs.absolute()
         (out / "parts").mkdir(parents=True, exist_ok=True)
 
     def model(self, name: str) -> Path:
@@ -100,7 +103,7 @@ class Study:
             else:
                 keys |= {"data.source": f"parquet:{self.inputs}/train.parquet", "data.format": "tokens"}
                 keys |= {"data.held_out": 0}
-            config = f"--config={HERE / training.config}"
+            config = f"--config={CONFIGS / training.config}"
             yield Part(f"train-{name}", ("train", config, *flags(keys | training.keys, "config.")))
 
     def losses(self) -> Iterator[Part]:
@@ -162,7 +165,7 @@ class Study:
         print(f"\n== {part.name}\n   ringformer {' '.join(part.words)}", flush=True)
         began, before = time.monotonic(), _cpu_seconds()
         words = [sys.executable, "-m", "ringformer", *part.words]
-        subprocess.run(words, env=environment, cwd=HERE.parents[1], check=True)
+        subprocess.run(words, env=environment, cwd=ROOT, check=True)
         record = {
             "command": part.words,
             "seconds": round(time.monotonic() - began, 1),

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Extend a released model, SmolLM2-135M-Instruct of 8K tokens, and measure what its larger rope theta and what the training
+# did: losses by position, RULER's tasks and chats. Writes OUT (default: runs/extend_released), and when it ends
+# results/extension.json and docs/figures/extension.png. If interrupted, run the same command again: parts that ended are
+# kept. Without an option, the whole study: hours on two cores.
+#   --core         three models up to 16K tokens: an hour on two cores
+#   --gpu          steps at 16K, 32K and 64K and evaluations up to 128K, on one H100 or H200: eight minutes
+#   --toy          the GPU's form at the size of a CPU: minutes
+#   --pack=DIR     write the inputs of a machine without a network to DIR, from the documents of OUT, and stop
+#   --inputs=DIR   read the inputs that --pack wrote
+#   --results=FILE --figure=FILE  other files for the results
+set -euo pipefail
+cd "$(dirname "$0")/.."
+plan=whole
+out=
+pack=
+inputs=
+results=results/extension.json
+figure=docs/figures/extension.png
+usage="usage: bash experiments/extend_released.sh [--core | --gpu | --toy] [--pack=DIR] [--inputs=DIR] [--results=FILE] \
+[--figure=FILE] [OUT]"
+# shellcheck source=scripts/option_values.sh
+source scripts/option_values.sh
+join_values "$usage" "$@"
+for argument in "${joined[@]}"; do
+    case "$argument" in
+        --core | --gpu | --toy) plan=${argument#--} ;;
+        --pack=*) pack=${argument#*=} ;;
+        --inputs=*) inputs=${argument#*=} ;;
+        --results=*) results=${argument#*=} ;;
+        --figure=*) figure=${argument#*=} ;;
+        -*)
+            echo "$usage" >&2
+            exit 2
+            ;;
+        *) out=$argument ;;
+    esac
+done
+out=${out:-runs/extend_released}
+if [ -z "${RINGFORMER_PYTHON:-}" ]; then
+    bash scripts/setup_venv.sh test
+    bash scripts/fetch_released.sh
+fi
+python=${RINGFORMER_PYTHON:-.venv/bin/python}
+[ "$plan" = gpu ] || export JAX_PLATFORMS=cpu
+export TQDM_DISABLE=1
+if [ -n "$pack" ]; then
+    exec "$python" -m experiments.extension.pack "$out/documents" "$pack"
+fi
+"$python" -m experiments.extension.study --plan="$plan" ${inputs:+--inputs="$inputs"} --results="$results" \
+    --figure="$figure" "$out"
