@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Extend a released model, SmolLM2-135M-Instruct of 8K tokens, and measure what its larger rope theta and what the training
-# did: losses by position, RULER's tasks and chats. Writes OUT (default: runs/extend_released), and when it ends
-# results/extension.json and docs/figures/extension.png. If interrupted, run the same command again: parts that ended are
-# kept. Without an option, the whole study: hours on two cores.
+# did: losses by position, RULER's tasks and chats. Writes OUT (default: runs/extend_released/FORM), and when it ends
+# results/extension.json and docs/figures/extension_FORM.png. If interrupted, run the same command again: parts that ended
+# are kept. Without an option the form is whole: hours on two cores.
 #   --core         three models up to 16K tokens: an hour on two cores
 #   --gpu          steps at 16K, 32K and 64K and evaluations up to 128K, on one H100 or H200: eight minutes
 #   --toy          the GPU's form at the size of a CPU: minutes
@@ -16,7 +16,7 @@ out=
 pack=
 inputs=
 results=results/extension.json
-figure=docs/figures/extension.png
+figure=
 usage="usage: bash experiments/extend_released.sh [--core | --gpu | --toy] [--pack=DIR] [--inputs=DIR] [--results=FILE] \
 [--figure=FILE] [OUT]"
 # shellcheck source=scripts/option_values.sh
@@ -36,7 +36,8 @@ for argument in "${joined[@]}"; do
         *) out=$argument ;;
     esac
 done
-out=${out:-runs/extend_released}
+out=${out:-runs/extend_released/$plan}
+figure=${figure:-docs/figures/extension_$plan.png}
 if [ -z "${RINGFORMER_PYTHON:-}" ]; then
     bash scripts/setup_venv.sh test
     bash scripts/fetch_released.sh

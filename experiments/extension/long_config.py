@@ -1,4 +1,4 @@
-"""Training on one H100 or H200: whole steps of 131,072 tokens at 16K, 32K and 64K. The study adds the model and data."""
+"""Training on one H100 or H200: steps of 131,072 tokens at 16K, 32K and 64K. The study adds the model and the data."""
 
 from ringformer import base_config
 

@@ -16,10 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.extension import chats
+from experiments.extension import chats, results
+from experiments.extension.figure import draw_extension
 from experiments.extension.pack import unpack
 from experiments.extension.plans import PLANS, RELEASED, THETA, Flags, Plan
+from ringformer.cli.parser import output_argument
 from ringformer.files.atomic import write_whole
+from ringformer.plotting import check_matplotlib
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = Path("experiments/extension")
@@ -197,23 +200,39 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--plan", choices=PLANS, default="whole")
     parser.add_argument("--inputs", type=Path, help="folder of pack.py, for a machine without a network")
     parser.add_argument(
-        "--released", type=Path, help="folder of a model of transformers to extend; default: SmolLM2-135M"
+        "--released", type=Path, help="a model of transformers; default: SmolLM2-135M-Instruct"
     )
+    parser.add_argument("--results", type=output_argument, required=True)
+    parser.add_argument("--figure", type=output_argument, required=True)
     parser.add_argument("out", type=Path)
     args = parser.parse_args(arguments)
+    plan = PLANS[args.plan]
     try:
+        check_matplotlib()
         if args.released is None:
             if args.inputs is not None:
                 unpack(args.inputs)
             from tests.released.folders import smol
 
             args.released = smol()
-        run(Study(args.out, PLANS[args.plan], args.inputs, args.released))
+        run(Study(args.out, plan, args.inputs, args.released))
+        found = results.collect(args.out, plan, machine())
+        results.write_results(args.results, args.plan, found)
     except (ValueError, FileNotFoundError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except subprocess.CalledProcessError as error:
         parser.exit(1, f"{parser.prog}: a part failed with exit code {error.returncode}; its output is above\n")
+    draw_extension(found, path=args.figure)
+    print(f"\n{results.text(found)}\n{args.results}, {args.figure}")
     return 0
+
+
+def machine() -> str:
+    """Return the devices of this machine, in words."""
+    script = "import jax; device = jax.devices()[0]; print(device.platform, device.device_kind)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    platform, kind = done.stdout.strip().split(maxsplit=1)
+    return f"{os.cpu_count()} CPU cores" if platform == "cpu" else f"one {kind}"
 
 
 if __name__ == "__main__":

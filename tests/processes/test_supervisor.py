@@ -266,6 +266,7 @@ def test_the_death_of_one_is_one_line_of_the_others(folder, start, victim, secon
 def test_a_stopped_process_is_named(folder, start, victim):
     processes = start(2)
     wait_for_step(folder, processes, 3)
+    time.sleep(3)  # a process says every second what it does; silence while it compiles is allowed for longer
     processes[victim].send_signal(signal.SIGSTOP)
     assert ended([processes[1 - victim]], 40) == [76]
     (line,) = said(processes)[1 - victim]

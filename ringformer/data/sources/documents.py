@@ -1,9 +1,9 @@
 """Documents of a source: the text of a file, or of a field of a record.
 
-A document without text is an error that names it, unless `skip_empty` is set. The standard library is the
-exception: its empty files, mostly `__init__.py`, are always left out, and so are those of installed packages. Line ends of files are kept. A file in none of
-the encodings is an error; binary files are left out, counted and named. For the tokenizer `bytes`, a pattern of files
-reads them byte for byte: bytes that are not UTF-8 become Python's `surrogateescape` characters.
+A document without text is an error that names it, unless `skip_empty` is set. The standard library and the installed
+packages are the exception: their empty files, mostly `__init__.py`, are always left out. Line ends of files are kept.
+A file in none of the encodings is an error; binary files are left out, counted and named. For the tokenizer `bytes`, a
+pattern of files reads them byte for byte: bytes that are not UTF-8 become Python's `surrogateescape` characters.
 """
 
 from collections import Counter

@@ -137,7 +137,7 @@ def test_a_dataset_of_plain_files_is_loaded_by_name(tmp_path, monkeypatch):
 def test_an_unknown_source_lists_the_known(source):
     with pytest.raises(
         ValueError,
-        match=r"accepted: stdlib, installed, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN, arrow:PATTERN, datasets:",
+        match=r"accepted: stdlib, installed, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN, arrow:",
     ):
         read_documents(source)
 

@@ -1,0 +1,188 @@
+"""Results of the study, from the files that its commands wrote."""
+
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.extension import chats
+from experiments.extension.plans import RELEASED, THETA, Plan
+from ringformer.evals.case_file import Row, read_cases
+from ringformer.evals.intervals import bootstrap, wilson
+from ringformer.evals.perplexity import by_context
+from ringformer.evals.perplexity.losses import mean_loss
+from ringformer.evals.ruler.tasks import score
+from ringformer.evals.runner import row_checker
+from ringformer.evals.tables import grouped, mean, score_interval
+from ringformer.runs.metrics import read_metrics
+
+WHAT = "the extension of a released model, measured (experiments/extend_released.sh)"
+"""Marks a file of results as this study's."""
+FIRST = 128
+"""Position from which losses are listed: a document's first tokens depend on nothing that an extension changes."""
+
+Results = dict[str, Any]
+
+
+def rounded(numbers: Iterable[float]) -> list[float]:
+    return [round(float(number), 4) for number in numbers]
+
+
+def loss_rows(out: Path, model: str) -> list[Row]:
+    """Read the losses of a model's documents. Raises ValueError or FileNotFoundError if they are not there."""
+    path = out / "evals" / model / "loss" / "cases.jsonl"
+    return list(read_cases(path, "perplexity", by_context.check_row)[1].values())
+
+
+def positions(rows: Sequence[Row]) -> list[int]:
+    """Return the first position of each part, a power of two."""
+    return [first for first in by_context.by_position(rows) if first >= FIRST]
+
+
+def losses(rows: Sequence[Row]) -> list[Results]:
+    """Return the loss by position, in nats per token."""
+    table = []
+    for first in positions(rows):
+        loss = mean_loss(rows, str(first))
+        of_bin = {"from": first, "nats": round(loss.nats, 4), "perplexity": round(loss.perplexity, 3)}
+        interval = None if loss.interval is None else rounded(loss.interval)
+        table.append(of_bin | {"interval": interval, "tokens": loss.tokens, "documents": loss.documents})
+    return table
+
+
+def differences(rows: Sequence[Row], base: Sequence[Row]) -> list[Results]:
+    """Return by position how many nats the loss is above that of a base on the same documents, with a 95% interval over
+    the documents. Raises ValueError for other documents."""
+    of_base = {row["key"]: row for row in base}
+    if [row["prompt_hash"] for row in rows] != [of_base[row["key"]]["prompt_hash"] for row in rows]:
+        raise ValueError("two models were measured on other documents: remove OUT/evals, and repeat the command")
+    table = []
+    for first in positions(rows):
+        pairs = [(row["sums"][str(first)], of_base[row["key"]]["sums"][str(first)]) for row in rows]
+        nats = [own[0] - other[0] for own, other in pairs]
+        tokens = [own[1] for own, _ in pairs]
+        interval = rounded(bootstrap(nats, tokens)) if len(pairs) > 1 else None
+        table.append({"from": first, "nats": round(sum(nats) / sum(tokens), 4), "interval": interval})
+    return table
+
+
+def task_results(out: Path, plan: Plan) -> list[Results]:
+    """Return the scores of RULER's tasks, by task, length and model."""
+    table = []
+    for task in plan.tasks:
+        for model in plan.models:
+            path = out / "evals" / model / task.name / "cases.jsonl"
+            rows = list(read_cases(path, "ruler", row_checker(score))[1].values())
+            for length, found in grouped(rows, "length").items():
+                row = {"task": task.name, "length": length, "model": model, "cases": len(found)}
+                table.append(row | {"score": round(mean(found), 4), "interval": rounded(score_interval(found))})
+    return table
+
+
+def chat_results(out: Path, models: Sequence[str]) -> list[Results]:
+    """Return how many questions each model answers right, and those that it lost and won against the released one."""
+    table: list[Results] = []
+    right_before: set[str] = set()
+    for model in models:
+        path = out / "answers" / f"{model}.jsonl"
+        if not path.exists():
+            table.append({"model": model, "right": None})
+            continue
+        answers = chats.read_answers(path)
+        pairs = zip(chats.QUESTIONS, answers, strict=True)
+        right = {question.text for question, answer in pairs if chats.is_right(question, answer)}
+        if model == RELEASED:
+            right_before = right
+        count = len(chats.QUESTIONS)
+        row = {"model": model, "right": len(right), "questions": count}
+        row |= {"interval": rounded(wilson(len(right) / count, count))}
+        table.append(row | {"lost": sorted(right_before - right), "won": sorted(right - right_before)})
+    return table
+
+
+def training_results(out: Path, plan: Plan) -> list[Results]:
+    """Return each run's stages: steps, losses, and the median of their seconds without the first and the last."""
+    table = []
+    for model in plan.trainings:
+        run = out / "runs" / model
+        for stage in sorted(run.glob("stage-*")) or [run]:
+            config = json.loads((stage / "config.json").read_text())
+            steps = [row for row in read_metrics(stage / "metrics.jsonl") if "loss" in row]
+            tokens = config["seq_len"] * config["batch_size"]
+            seconds = [tokens / step["tokens_per_second"] for step in steps[1:-1]]
+            row = {
+                "model": model,
+                "seq_len": config["seq_len"],
+                "batch_size": config["batch_size"],
+                "steps": len(steps),
+                "loss_first": round(steps[0]["loss"], 4),
+                "loss_last": round(steps[-1]["loss"], 4),
+                "step_seconds": round(median(seconds), 3),
+                "tokens_per_second": round(tokens / median(seconds), 1),
+            }
+            measured = {key: median(step[key] for step in steps[1:-1]) for key in ("mfu",) if key in steps[0]}
+            peaks = {"peak_memory_gib": steps[-1]["peak_memory_gib"]} if "peak_memory_gib" in steps[-1] else {}
+            table.append(row | {key: round(value, 4) for key, value in (measured | peaks).items()})
+    return table
+
+
+def seconds_of_parts(out: Path) -> Results:
+    """Return the seconds and CPU-seconds of the study's parts, by name."""
+    parts = {path.stem: json.loads(path.read_text()) for path in (out / "parts").glob("*.json")}
+    return {name: {key: parts[name][key] for key in ("seconds", "cpu_seconds")} for name in sorted(parts)}
+
+
+def collect(out: Path, plan: Plan, machine: str) -> Results:
+    """Return the results of one form of the study."""
+    rows = {model: loss_rows(out, model) for model in plan.models}
+    compared = [(THETA, RELEASED)]
+    compared += [(model, base) for model in plan.trainings for base in (THETA, RELEASED)]
+    return {
+        "machine": machine,
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {name: version(name) for name in ("jax", "flax", "numpy")} | {"python": platform.python_version()},
+        "rope_theta": plan.rope_theta,
+        "training": training_results(out, plan),
+        "losses": {model: losses(found) for model, found in rows.items()},
+        "differences": {f"{model} - {base}": differences(rows[model], rows[base]) for model, base in compared},
+        "tasks": task_results(out, plan),
+        "chats": chat_results(out, plan.models),
+        "parts": seconds_of_parts(out),
+    }
+
+
+def write_results(path: Path, form: str, found: Results) -> None:
+    """Write the results of one form of the study into a file, whose other forms stay. Raises ValueError for a file that
+    is not the study's."""
+    content = json.loads(path.read_text()) if path.exists() else {"what": WHAT}
+    if not isinstance(content, dict) or content.get("what") != WHAT:
+        raise ValueError(f"{path} is not a file of this study: choose another --results")
+    path.write_text(json.dumps(content | {form: found}, indent=1, ensure_ascii=False) + "\n")
+
+
+def text(found: Results) -> str:
+    """Return the results as a person reads them."""
+    models = list(found["losses"])
+    lines = ["loss by position, nats per token", f"{'from':>10}" + "".join(f"{model:>12}" for model in models)]
+    for rows in zip(*found["losses"].values(), strict=True):
+        lines.append(f"{rows[0]['from']:>10,}" + "".join(f"{row['nats']:>12.4f}" for row in rows))
+    for name, rows in found["differences"].items():
+        lines.append(f"\n{name}: nats, with 95% intervals over documents")
+        for row in rows:
+            interval = "" if row["interval"] is None else f"   {row['interval'][0]:+.4f} to {row['interval'][1]:+.4f}"
+            lines.append(f"{row['from']:>10,}{row['nats']:>+12.4f}{interval}")
+    lines.append("")
+    for row in found["tasks"]:
+        low, high = row["interval"]
+        lines.append(
+            f"{row['task']} at {row['length']:,}, {row['model']}: {row['score']:.0%} of {row['cases']} "
+            f"({low:.0%} to {high:.0%})"
+        )
+    for row in found["chats"]:
+        right = "not asked" if row["right"] is None else f"{row['right']} of {row['questions']} right"
+        lines.append(f"chats, {row['model']}: {right}")
+    return "\n".join(lines)
