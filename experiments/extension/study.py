@@ -199,9 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="extend_released.sh", description=__doc__)
     parser.add_argument("--plan", choices=PLANS, default="whole")
     parser.add_argument("--inputs", type=Path, help="folder of pack.py, for a machine without a network")
-    parser.add_argument(
-        "--released", type=Path, help="a model of transformers; default: SmolLM2-135M-Instruct"
-    )
+    parser.add_argument("--released", type=Path, help="a model of transformers; default: SmolLM2-135M-Instruct")
     parser.add_argument("--results", type=output_argument, required=True)
     parser.add_argument("--figure", type=output_argument, required=True)
     parser.add_argument("out", type=Path)

@@ -22,6 +22,13 @@ class RopeChange:
     scaling: Mapping[str, Any] | None = None
     """Fields of `RopeScaling` instead of the model's; None: the model's scaling. `original_max_position` may be left
     out: it is the model's original context."""
+    drop_rope: bool = False
+    """Drop the rotary positions of all layers (DroPE, Gelberg et al. 2025, arXiv:2512.12167). The model needs a short
+    training at its own context before it is of use; llama and smollm3 alone."""
+
+    def __post_init__(self):
+        if self.drop_rope and (self.rope_theta is not None or self.scaling):
+            raise ValueError("--drop_rope leaves no rope to change: leave out --rope_theta and --rope_scaling")
 
     def apply(self, config: DecoderConfig, context: int | None) -> DecoderConfig:
         """Return the model with this rope.
@@ -31,6 +38,8 @@ class RopeChange:
 
         Raises ValueError if the model has no rope, if it contradicts the change, or for an invalid rope.
         """
+        if self.drop_rope:
+            raise ValueError("a model without a rope is another model: convert it with convert from-hf --drop_rope")
         if not any(config.ropes):
             raise ValueError("the model has no rotary positions, so that no rope can be changed")
         scaling = config.rope_scaling
@@ -65,14 +74,16 @@ class RopeChange:
     def of(cls, settings: Mapping[str, Any]) -> "RopeChange | None":
         """Return the change with these `settings`; None if there are none."""
         scaling = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
-        change = cls(rope_theta=settings.get("rope_theta"), scaling=scaling or None)
+        dropped = settings.get("drop_rope", False)
+        change = cls(rope_theta=settings.get("rope_theta"), scaling=scaling or None, drop_rope=dropped)
         return change if settings else None
 
     @property
     def settings(self) -> dict[str, Any]:
         """Values of the options that are set, for JSON, by their names."""
         theta = {} if self.rope_theta is None else {"rope_theta": self.rope_theta}
-        return theta | {f"{PREFIX}{name}": value for name, value in (self.scaling or {}).items()}
+        dropped = {"drop_rope": True} if self.drop_rope else {}
+        return theta | dropped | {f"{PREFIX}{name}": value for name, value in (self.scaling or {}).items()}
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.settings.items())
@@ -102,9 +113,9 @@ class RopeChange:
         return RopeScaling(**given)
 
 
-def add_rope_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of another rope."""
-    add_flags(parser, RopeChange, ["rope_theta"])
+def add_rope_options(parser: argparse.ArgumentParser, *, converts: bool = False) -> None:
+    """Add the options of another rope, for a conversion also that of none."""
+    add_flags(parser, RopeChange, ["rope_theta", "drop_rope"] if converts else ["rope_theta"])
     add_flags(parser, RopeScaling, unset=True, prefix=PREFIX)
 
 
@@ -112,4 +123,5 @@ def rope_change(args: argparse.Namespace) -> RopeChange | None:
     """Return the change that a command asks for, None if it asks for none."""
     names = ["rope_theta", *(PREFIX + field.name for field in fields(RopeScaling))]
     values = {name: getattr(args, name) for name in names}
+    values["drop_rope"] = getattr(args, "drop_rope", False) or None
     return RopeChange.of({name: value for name, value in values.items() if value is not None})

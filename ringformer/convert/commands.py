@@ -26,7 +26,7 @@ def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
     )
     from ringformer.checkpoints.rope_change import add_rope_options
 
-    add_rope_options(parser)
+    add_rope_options(parser, converts=True)
     return _from_hf
 
 
@@ -38,10 +38,9 @@ def _from_hf(args: argparse.Namespace) -> None:
     from ringformer.files.untrusted import read_object
 
     config = from_hf(args.path, args.out, args.dtype, args.adapters, rope_change(args))
-    print(
-        f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, "
-        f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}"
-    )
+    rope = f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}"
+    rope = rope if any(config.ropes) else "without rotary positions"
+    print(f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, {rope}")
     imported = read_object(args.out, HF_CONFIG)
     for key in KEPT:
         if key in imported:

@@ -44,7 +44,7 @@ def from_hf(
     Args:
       dtype: dtype on disk, float32, bfloat16 or float16. A run trains in float32 in any case.
       adapters: folder of PEFT's with LoRA adapters to add to the weights.
-      rope: another rope than the model's, which config.json then has; it is also recorded there.
+      rope: another rope than the model's, or none, which config.json then has; it is also recorded there.
 
     Raises:
       ValueError: if ringformer does not support the model, `rope` does not fit it, tensors are missing, left over,

@@ -219,7 +219,8 @@ def _transformers_logits(
         raise ValueError("verify compares with transformers: pip install 'transformers>=5' torch") from None
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     if rope is not None:
-        config = type(config).from_dict(with_rope(read_object(path, "config.json"), rope))
+        keys = with_rope(read_object(path, "config.json"), rope)
+        config = AutoConfig.for_model(keys["model_type"]).from_dict(keys)
     model = AutoModelForCausalLM.from_pretrained(
         path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     ).eval()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringformer.cli.dataclass_flags import add_flags, from_flags
+from ringformer.cli.parser import output_file
 from ringformer.inference.options import (
     add_model_options,
     add_template_option,
@@ -88,6 +89,8 @@ def _generate(args: argparse.Namespace) -> int:
     of_file = args.prompts is not None
     if (args.out is not None) != of_file or (args.batch_size is not None and not of_file):
         raise ValueError("--prompts=FILE, --out=FILE and --batch_size belong together: give --prompts and --out")
+    if of_file:
+        output_file(args.out)
     if of_file and (args.distributed or args.system is not None or args.session or args.save_session):
         raise ValueError("--prompts takes none of --distributed, --system, --session and --save_session")
     if args.save_session and Path(args.save_session).exists():

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from ringformer.checkpoints.rope_change import RopeChange, add_rope_options, rope_change
 from ringformer.checkpoints.saved_model import context_of
+from ringformer.cli import main
 from ringformer.convert import from_hf, to_hf, verify
 from ringformer.inference.generator import Generator
 from ringformer.models.registry import preset_config
@@ -156,3 +157,31 @@ def test_options_are_those_of_the_scaling():
     assert rope_change(asked) == RopeChange(scaling={"kind": "yarn", "factor": 4.0, "truncate": False})
     assert LARGER.warning(LLAMA) is None
     assert "is below the model's" in RopeChange(rope_theta=LLAMA.rope_theta / 2).warning(LLAMA)
+
+
+def test_a_llama_without_a_rope_is_a_smollm3(theirs, tmp_path, capsys):
+    """As transformers computes it, also after an export; a model of another family is refused."""
+    assert main(["convert", "from-hf", str(theirs), str(tmp_path / "dropped"), "--drop_rope"]) == 0
+    assert "without rotary positions" in capsys.readouterr().out
+    assert verify(theirs, tmp_path / "dropped", length=2 * CONTEXT).agrees
+    to_hf(tmp_path / "dropped", tmp_path / "exported")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert type(exported).__name__ == "SmolLM3ForCausalLM" and not any(exported.config.no_rope_layers)
+    assert verify(tmp_path / "exported", tmp_path / "dropped").agrees
+    with pytest.raises(ValueError, match="no rotary positions"):
+        Generator.load(tmp_path / "dropped", max_length=CONTEXT, rope=LARGER)
+
+
+@pytest.mark.parametrize(
+    ("change", "family", "message"),
+    [
+        ({"drop_rope": True, "rope_theta": 1e6}, "llama_2", "leaves no rope to change"),
+        ({"drop_rope": True}, "qwen3", "only llama and smollm3 have a form without positions"),
+    ],
+)
+def test_a_rope_that_cannot_be_dropped(change, family, message, tmp_path, theirs):
+    folder = theirs if family == "llama_2" else tmp_path / family
+    if family != "llama_2":
+        save_tiny(family, folder)
+    with pytest.raises(ValueError, match=message):
+        from_hf(folder, tmp_path / "out", rope=RopeChange.of(change))

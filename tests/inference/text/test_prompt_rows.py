@@ -113,6 +113,7 @@ def test_rows_that_cannot_be_answered_are_one_line_each(run, alone, tmp_path, ca
     [
         (["--prompts=x.jsonl"], "belong together"),
         (["--out=x.jsonl", "--prompt=a"], "belong together"),
+        (["--prompts=x.jsonl", "--out=none/x.jsonl"], "there is no folder none; create it"),
         (["--prompt=a", "--batch_size=2"], "belong together"),
         (["--prompts=none.jsonl", "--out=o.jsonl"], "there is no file of prompts none.jsonl"),
         (["--prompts=none.jsonl", "--out=o.jsonl", "--batch_size=0"], "--batch_size=0 must be at least 1"),
