@@ -25,6 +25,7 @@ WHAT = "measured: the extension of a released model (experiments/extend_released
 FIRST = 128
 """Position from which losses are listed: a document's first tokens depend on nothing that an extension changes."""
 
+GPU_FORM = "gpu"
 Results = dict[str, Any]
 
 
@@ -156,12 +157,13 @@ def collect(out: Path, plan: Plan, machine: str) -> Results:
 
 
 def write_results(path: Path, form: str, found: Results) -> None:
-    """Write the results of one form of the study into a file, whose other forms stay. Raises ValueError for a file that
-    is not the study's."""
+    """Write the results of one form of the study into a file, whose other forms stay, and at its top the accelerator
+    that one of them was measured on. Raises ValueError for a file that is not the study's."""
     content = json.loads(path.read_text()) if path.exists() else {"what": WHAT}
     if not isinstance(content, dict) or content.get("what") != WHAT:
         raise ValueError(f"{path} is not a file of this study: choose another --results")
-    path.write_text(json.dumps(content | {form: found}, indent=1, ensure_ascii=False) + "\n")
+    device = {"device": found["machine"]} if form == GPU_FORM else {}
+    path.write_text(json.dumps(content | device | {form: found}, indent=1, ensure_ascii=False) + "\n")
 
 
 def text(found: Results) -> str:

@@ -226,11 +226,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def machine() -> str:
-    """Return the devices of this machine, in words."""
+    """Return the cores of this machine, or the name of its accelerator."""
     script = "import jax; device = jax.devices()[0]; print(device.platform, device.device_kind)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     platform, kind = done.stdout.strip().split(maxsplit=1)
-    return f"{os.cpu_count()} CPU cores" if platform == "cpu" else f"one {kind}"
+    return f"{os.cpu_count()} CPU cores" if platform == "cpu" else kind
 
 
 if __name__ == "__main__":

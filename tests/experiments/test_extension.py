@@ -91,9 +91,10 @@ def test_a_file_of_somebody_else_is_kept(tmp_path):
     assert path.read_text() == '{"rows": []}'
     path.unlink()
     results.write_results(path, "core", {"date": "a"})
-    results.write_results(path, "gpu", {"date": "b"})
+    results.write_results(path, "gpu", {"machine": "NVIDIA H200"})
     results.write_results(path, "core", {"date": "c"})
-    assert json.loads(path.read_text()) == {"what": results.WHAT, "core": {"date": "c"}, "gpu": {"date": "b"}}
+    forms = {"core": {"date": "c"}, "gpu": {"machine": "NVIDIA H200"}}
+    assert json.loads(path.read_text()) == {"what": results.WHAT, "device": "NVIDIA H200"} | forms
 
 
 def test_the_model_is_joined_of_its_pieces(tmp_path, monkeypatch):
