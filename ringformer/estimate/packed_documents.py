@@ -30,7 +30,7 @@ from ringformer.estimate.communication import attention_passes, exposed_seconds
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.seconds.overlap import Schedule, Transfer
 from ringformer.estimate.seconds.program_seconds import ATTENTION
-from ringformer.estimate.time_report import duration, figures, seconds_of
+from ringformer.estimate.time_report import COSTS, cost_json, duration, figures, seconds_of
 from ringformer.estimate.workload import Workload
 from ringformer.ops.kernels.cudnn_documents import count_pieces
 from ringformer.ops.layouts import PARTS, Layout
@@ -160,7 +160,7 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
         "one_document_step_seconds_model": seconds_of_documents(workload, {1: (1.0, one_document(workload))}, schedule),
         "step_seconds_model": time.step,
         "tokens_per_second_model": time.tokens_per_second,
-        "days_model": workload.tokens and time.days(workload.tokens),
+        **(dict.fromkeys(COSTS) | cost_json(workload, time)),
         "slowest_over_mean": work.balance,
         "computed_over_visible": work.excess,
     }
@@ -172,9 +172,9 @@ def documents_text(documents: dict) -> str:
     days = documents["days_model"]
     whole = f", {duration(86400 * days)} in all" if days else ""
     return (
-        f"by the documents of its store: modelled {seconds_of(documents['step_seconds_model'])} per step, where one "
-        f"document a sequence takes {seconds_of(documents['one_document_step_seconds_model'])} by the same count, "
-        f"{figures(documents['tokens_per_second_model'])} tokens per second{whole}; attention takes "
+        f"by the documents of its store: modelled {seconds_of(documents['step_seconds_model'])} per step, "
+        f"{figures(documents['tokens_per_second_model'])} tokens per second{whole}. One document a sequence takes "
+        f"{seconds_of(documents['one_document_step_seconds_model'])} by the same count; attention takes "
         f"{balance * excess:.2f} times its ideal (slowest rank over mean {balance:.2f}, computed over visible pairs "
         f"{excess:.2f})"
     )

@@ -17,6 +17,7 @@ from ringformer.estimate.closed_forms import (
 )
 from ringformer.estimate.compiler.collectives import collectives_table, group_json, grouped, purpose
 from ringformer.estimate.compiler.peak_buffers import PeakBuffers
+from ringformer.estimate.packed_documents import documents_text
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.seconds.overlap import Schedule, Transfer
 from ringformer.estimate.targets import Target, compiler_versions, installed_version
@@ -120,10 +121,11 @@ def _transfer_json(t: Transfer) -> dict:
     }
 
 
-def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
-    """Return the report on a compiled workload, the verdict first."""
+def estimate_text(title: str, workload: Workload, estimate: Estimate, documents: dict | None = None) -> str:
+    """Return the report on a compiled workload: the verdict first, then the seconds by its store's documents
+    (`documents_json`), if it has a store."""
     e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
-    lines = heading(title, workload, e)
+    lines = [*heading(title, workload, e), *_by_documents(documents)]
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         return "\n".join(lines + _parts(workload))
     held = f"arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
@@ -145,8 +147,12 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         for name, h in (ring_hops(workload) if workload.has_closed_forms else {}).items()
     )
     proposals = [f"  try: {line}" for line in advice(workload, e, time)]
-    seconds = [*seconds_text(workload, e, time), *proposals, *purposes_text(s)]
+    seconds = [*seconds_text(workload, e, time, documents is not None), *proposals, *purposes_text(s)]
     return "\n".join(lines + scheduled_text(e, s, held, [*seconds, ring, *hops]))
+
+
+def _by_documents(documents: dict | None) -> list[str]:
+    return [f"  {documents_text(documents)}"] if documents else []
 
 
 def title(name: str, workload: Workload) -> str:
@@ -204,15 +210,17 @@ def _largest_buffers(alive: PeakBuffers | None) -> list[str]:
     return lines
 
 
-def closed_form_text(title: str, workload: Workload) -> str:
-    """Return the report on a run that was not compiled: the results of closed forms, and what they cannot show."""
+def closed_form_text(title: str, workload: Workload, documents: dict | None) -> str:
+    """Return the report on a run that was not compiled: the results of closed forms, and what they cannot show;
+    `documents` as in `estimate_text`."""
     e, chip = _counted(workload), workload.target.chip
     step, save = ("should fit" if fits else "should not fit" for fits in (e.fits, e.fits_host))
     lines = [
         title,
         f"  closed form, not compiled: {step}, {e.peak_bytes / GiB:.1f} of {chip.hbm_bytes / GiB:.2f} GiB",
+        *_by_documents(documents),
         *_parts(workload),
-        *closed_form_seconds(workload),
+        *closed_form_seconds(workload, documents is not None),
         f"  a save beside offloaded activations: {save}, {e.save_host_bytes / GiB:.1f} of {chip.host_bytes / GiB:.0f} "
         "GiB of host memory per device",
         "  not checked without the compiler: evaluation, init, machine code; by count they need less than a train step",
@@ -257,6 +265,7 @@ def stages_table(stages: list[dict]) -> str:
     for stage in stages:
         fits = "should fit" if stage["closed_form"] or stage["untried_kernels"] else "fits"
         verdict = "DOES NOT FIT" if not stage["fits"] else fits if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
+        time = stage["documents"] or stage
         cells = [
             stage["stage"],
             f"{stage['seq_len']:,}",
@@ -264,11 +273,11 @@ def stages_table(stages: list[dict]) -> str:
             stage["mesh_dim"],
             f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}",
             f"{stage['host_bytes'] / GiB:.1f}",
-            _formatted(stage["step_seconds_model"], step_seconds),
-            _number(stage["tokens_per_second_model"], ",.0f"),
+            _formatted(time["step_seconds_model"], step_seconds),
+            _number(time["tokens_per_second_model"], ",.0f"),
             _number(stage["mfu_causal_model"], ".0%"),
-            _formatted(stage.get("days_model"), lambda days: duration(86400 * days)),
-            _formatted(stage.get("device_hours_model"), device_hours),
+            _formatted(time.get("days_model"), lambda days: duration(86400 * days)),
+            _formatted(time.get("device_hours_model"), device_hours),
             _formatted(stage.get("passes"), share_or_times),
         ]
         lines.append(
@@ -277,12 +286,14 @@ def stages_table(stages: list[dict]) -> str:
         compiled = f"compiled, {'its kernels not' if stage['untried_kernels'] else 'time modelled'}"
         how = "not compiled" if stage["closed_form"] else compiled
         sources.setdefault(f"{how}: {stage['seconds_source']}", []).append(stage["stage"])
+    lines += [f"{stage['stage']}: {documents_text(stage['documents'])}" for stage in stages if stage["documents"]]
     lines += [f"{', '.join(names)}: {source}" for source, names in sources.items()]
     lines += [f"{stage['stage']}: try: {line}" for stage in stages for line in stage.get("advice", ())]
     lines += [
         "s/step: one optimizer step, from the batch on the devices to the updated state; duration and device-hours: "
         "all tokens of the stage",
-        "MFU: model FLOPs, attention halved for its causal mask; passes: through the store, once it is built",
+        "MFU: model FLOPs of one document a sequence, attention halved for its causal mask; passes: through the store, "
+        "once it is built",
     ]
     return "\n".join(lines)
 

@@ -79,12 +79,16 @@ def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
     }
 
 
+COSTS = ("hours_model", "days_model", "device_hours_model")
+"""Keys of `cost_json`."""
+
+
 def cost_json(workload: Workload, time: StepTime | None) -> dict:
     """Modelled hours, days and device-hours of the workload's tokens; empty without tokens or time."""
     if time is None or not workload.tokens:
         return {}
     days = time.days(workload.tokens)
-    return {"hours_model": 24 * days, "days_model": days, "device_hours_model": 24 * days * workload.target.num_devices}
+    return dict(zip(COSTS, (24 * days, days, 24 * days * workload.target.num_devices), strict=True))
 
 
 def seconds_by_purpose(schedule: Schedule) -> dict[str, float]:
@@ -94,24 +98,30 @@ def seconds_by_purpose(schedule: Schedule) -> dict[str, float]:
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
-def seconds_text(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
+def seconds_text(workload: Workload, estimate: Estimate, time: StepTime, by_documents: bool) -> list[str]:
     """Return the lines on a compiled step's seconds, bounds and source, its speed, and the cost of the tokens. If a
-    step's estimate is based on its own machine code, they include the seconds that it would have without this code."""
+    step's estimate is based on its own machine code, they include the seconds that it would have without this code.
+
+    Args:
+      by_documents: True if the report has the seconds and the cost by the documents of a store: then these lines are of
+        one document a sequence, and have no cost.
+    """
     speed = f"  {figures(time.tokens_per_second)} tokens per second"
     if used := mfu(workload, time):
         speed += (
             f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} without (PaLM's "
             "convention)"
         )
+    of = "with one document a sequence, " if by_documents else ""
     lines = [
-        f"  modelled {seconds_of(time.step)} per step, from the batch on the devices to the updated state:",
+        f"  {of}modelled {seconds_of(time.step)} per step, from the batch on the devices to the updated state:",
         f"    {seconds_of(time.compute)} of computation, {time.exposed:,.3g} s of communication that the schedule "
         "leaves exposed",
         f"    {time.source}",
         f"    at least {seconds_of(time.floor + time.exposed)} by bytes and FLOPs at the peak, at most "
         f"{seconds_of(time.serial + time.exposed)} if no data moves while an instruction computes",
         speed,
-        *_cost(workload, time),
+        *([] if by_documents else _cost(workload, time)),
     ]
     if estimate.by_parts:
         parts = step_time(estimate.by_parts, workload.step_tokens).step
@@ -122,11 +132,13 @@ def seconds_text(workload: Workload, estimate: Estimate, time: StepTime) -> list
     return lines
 
 
-def closed_form_seconds(workload: Workload) -> list[str]:
-    """Return the lines on the seconds of a step that was not compiled."""
+def closed_form_seconds(workload: Workload, by_documents: bool) -> list[str]:
+    """Return the lines on the seconds of a step that was not compiled; `by_documents` as in `seconds_text`."""
     time = computation_time(workload)
     speed = f"{figures(time.tokens_per_second)} tokens per second"
-    return [f"  modelled {seconds_of(time.step)} per step ({time.source}), {speed}", *_cost(workload, time)]
+    of = "with one document a sequence, " if by_documents else ""
+    lines = [f"  {of}modelled {seconds_of(time.step)} per step ({time.source}), {speed}"]
+    return lines if by_documents else [*lines, *_cost(workload, time)]
 
 
 def _cost(workload: Workload, time: StepTime) -> list[str]:

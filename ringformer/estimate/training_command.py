@@ -12,7 +12,7 @@ from ringformer.estimate.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, 
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.packed_documents import documents_json, documents_text
+from ringformer.estimate.packed_documents import documents_json
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.report import closed_form_text, estimate_json, estimate_text, origin, stages_table, title
 from ringformer.estimate.run_estimate import RunEstimate, compile_others, programs_json, programs_text
@@ -49,8 +49,6 @@ def estimate_training(args: argparse.Namespace) -> int:
     if staged and not args.json:
         print(stages_table(reports))
         for report in reports:
-            if report["documents"]:
-                print(f"{report['stage']}: {documents_text(report['documents'])}")
             for reason in report.get("reasons_against", ()):
                 print(f"{report['stage']}: DOES NOT FIT: {reason}")
     if not args.json and (needed := runtime_environment(target.chip.kind, max(r["host_bytes"] for r in reports))):
@@ -116,14 +114,13 @@ def _estimate_run(workload: Workload, args: argparse.Namespace, show: Callable[[
     workload, step = _compile(workload, args)
     head = title(args.config or args.model, workload)
     documents = documents_json(workload, step)
-    by_documents = [f"  {documents_text(documents)}"] if documents else []
     if step is None:
-        show("\n".join([closed_form_text(head, workload), *by_documents]))
+        show(closed_form_text(head, workload, documents))
         return estimate_json(workload, None) | {"documents": documents}
     if workload.has_closed_forms:
         model = workload.model
         head = f"{head}, head_groups {model.head_groups}, remat_group {model.remat_group}"
-    show("\n".join([estimate_text(head, workload, step), *by_documents]))
+    show(estimate_text(head, workload, step, documents))
     others = []
     if step.fits:
         log("compiling the other programs of a run: evaluation, init, ...")

@@ -17,6 +17,7 @@ from ringformer.estimate.search.commands import add_plan
 from ringformer.estimate.seconds.overlap import Schedule, Transfer
 from ringformer.estimate.seconds.program_seconds import ATTENTION, OTHER, Rates, Seconds
 from ringformer.estimate.targets import find_target
+from ringformer.estimate.time_report import duration, seconds_of
 from ringformer.estimate.workload import preset_workload
 from tests.data.packing_samples import build
 from tests.verbs import run_verb
@@ -139,7 +140,30 @@ def test_an_estimate_counts_the_documents_of_a_store_that_is_built(chats, capsys
     assert 0 < documents["step_seconds_model"] < 2 * counted["step_seconds_model"]
     assert documents["slowest_over_mean"] > 1.2 and documents["days_model"] > 0
     assert run_verb(add_estimate, *command) == 0
-    assert "by the documents of its store: modelled" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("  by the documents of its store: modelled")
+    (whole,) = [line for line in lines if "with one document a sequence, modelled" in line]
+    assert seconds_of(counted["step_seconds_model"]) in whole
+    assert seconds_of(documents["step_seconds_model"]) in lines[2]
+    assert duration(86400 * documents["days_model"]) in lines[2] and not any("device-hours" in line for line in lines)
+
+
+def test_the_table_of_stages_counts_documents(chats, capsys, monkeypatch):
+    """A stage's seconds, tokens a second, duration and device-hours are by the documents of its store."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    command = ["--target=v5e-8", "--config=configs/tiny_extension.py", "--config.cpu_devices=0"]
+    command += [f"--config.data.store={chats.path.parent}"]
+    assert run_verb(add_estimate, *command, "--json") == 0
+    stages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert run_verb(add_estimate, *command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for stage in stages:
+        (row,) = [line.split() for line in lines if line.startswith(f"{stage['stage']} ") and "fit" in line]
+        documents = stage["documents"]
+        assert f"{documents['tokens_per_second_model']:,.0f}" in row
+        assert f"{stage['tokens_per_second_model']:,.0f}" not in row
+        duration_shown = duration(86400 * documents["days_model"])
+        assert duration_shown in " ".join(row)
 
 
 def test_tokens_that_see_their_sequence_are_no_documents(chats, capsys, monkeypatch):
