@@ -55,6 +55,8 @@ class Plan:
         return (RELEASED, THETA, *self.trainings)
 
 
+TWO_CORES: Flags = {"cpu_devices": 2, "mesh_dim": "1,1,1,2"}
+"""A ring of two simulated devices, which keeps both cores busy."""
 SHIFTS = {"data.position_range": 16 * K}
 ADAPTERS = {"lora.rank": 16, "lora.base_dtype": "bfloat16", "optimizer.learning_rate": 5e-4}
 CORE = Plan(
@@ -63,6 +65,7 @@ CORE = Plan(
     context=16 * K,
     documents=8,
     tasks=(Task("niah_multikey_2", (4 * K, 16 * K), 5),),
+    machine=TWO_CORES,
 )
 WHOLE = Plan(
     rope_theta=4e5,
@@ -78,6 +81,7 @@ WHOLE = Plan(
         Task("niah_single_1", (4 * K, 16 * K), 20),
         Task("vt", (4 * K, 16 * K), 20),
     ),
+    machine=TWO_CORES,
 )
 GPU = Plan(
     rope_theta=3.2e6,
