@@ -27,6 +27,7 @@ VERBS = {
     "eval sliding": ("evals.commands:add_sliding", "perplexity of a store with a sliding window"),
     "eval longppl": ("evals.commands:add_longppl", "LongPPL: perplexity of the tokens that a long context decides"),
     "eval harness": ("evals.commands:add_harness", "tasks of lm-evaluation-harness"),
+    "eval report": ("evals.commands:add_report", "one table of all evaluations that a model has"),
     "checkpoint list": ("runs.commands:add_list", "list the checkpoints of a run"),
     "checkpoint inspect": ("runs.commands:add_inspect", "show the contents of a checkpoint"),
     "checkpoint copy": ("runs.commands:add_copy", "copy a run's checkpoints to an object store, or back"),

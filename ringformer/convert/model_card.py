@@ -18,7 +18,7 @@ from ringformer.cli.visible_text import visible
 from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
 from ringformer.files.hub import repository_of
-from ringformer.files.run_layout import BASE_CARD, CHANGES, CHECKPOINTS, CONFIG, EVALS, METRICS
+from ringformer.files.run_layout import BASE_CARD, CHANGES, CHECKPOINTS, CONFIG, EVALS, METRICS, REPORT
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.runs.identity import Identity, contents, identity_hash, origin
 from ringformer.runs.metrics import read_metrics
@@ -112,13 +112,26 @@ def _data(folder: Path, identity: Identity) -> Iterator[str]:
 
 
 def _evaluations(run_dir: Path) -> Iterator[str]:
-    """Yield the tables of evaluations in the run's folder; those of other checkpoints are left out."""
-    checkpoint = f'"checkpoint": "{checkpoint_hash(run_dir / CHECKPOINTS / str(latest_step(run_dir)))}"'
+    """Yield the table of the report (`eval report`) and those of the evaluations in the run's folder; those of other
+    checkpoints are left out."""
+    digest = checkpoint_hash(run_dir / CHECKPOINTS / str(latest_step(run_dir)))
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        report = read_object(run_dir / EVALS / REPORT, "report.json")
+        if report["model"]["checkpoint"] == digest:
+            yield from ("", "## Evaluations", "", *_table([_reported(line) for line in report["lines"]]))
+    checkpoint = f'"checkpoint": "{digest}"'
     for folder in sorted((run_dir / EVALS).glob("*")):
         cases, *table = [path.read_text() for path in contained_files(folder, ("cases.jsonl", "table.txt"))] or [""]
         if table and checkpoint in cases.partition("\n")[0]:
             yield from ("", f"## Evaluation {_text(folder.name)}", "")
             yield from (f"    {visible(line)}" for line in table[0].splitlines())
+
+
+def _reported(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the cells of a line of a report. Raises ValueError, TypeError or LookupError for another form."""
+    low, high = (None, None) if line["interval"] is None else map(float, line["interval"])
+    cells = {key: line[key] for key in ("evaluation", "task", "context", "cases", "value")}
+    return cells | {"from": low, "to": high, "unit": line["unit"]}
 
 
 def _fact(name: str, values: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from ringformer.data.packing.document_lengths import share_or_times
 from ringformer.estimate.advice import advice
 from ringformer.estimate.closed_forms import (
     ADVICE,
@@ -24,14 +23,11 @@ from ringformer.estimate.targets import Target, compiler_versions, installed_ver
 from ringformer.estimate.time_report import (
     closed_form_seconds,
     cost_json,
-    device_hours,
-    duration,
     mfu,
     modelled_time,
     purposes_text,
     seconds_by_purpose,
     seconds_text,
-    step_seconds,
     time_json,
 )
 from ringformer.estimate.workload import Workload, described
@@ -239,68 +235,3 @@ def memory_parts(title: str, parts: dict[str, float]) -> list[str]:
     """Return the title and the parts of a program's memory, one per line, largest first."""
     ranked = sorted(parts.items(), key=lambda item: -item[1])
     return [f"  {title}", *(f"    {size / GiB:6.2f} GiB  {name}" for name, size in ranked)]
-
-
-COLUMNS = (
-    ("stage", "<9"),
-    ("context", ">10"),
-    ("batch", ">6"),
-    ("mesh", ">11"),
-    ("peak GiB", ">15"),
-    ("host GiB", ">9"),
-    ("s/step", ">9"),
-    ("tokens/s", ">12"),
-    ("MFU", ">6"),
-    ("duration", ">14"),
-    ("device-hours", ">13"),
-    ("passes", ">8"),
-)
-"""Columns of the table of stages: title, alignment and width."""
-
-
-def stages_table(stages: list[dict]) -> str:
-    """Return a table of the stages' `estimate_json`, each with its name, and lines that explain it."""
-    lines = ["".join(f"{title:{width}}" for title, width in COLUMNS)]
-    sources: dict[str, list[str]] = {}
-    for stage in stages:
-        fits = "should fit" if stage["closed_form"] or stage["untried_kernels"] else "fits"
-        verdict = "DOES NOT FIT" if not stage["fits"] else fits if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
-        time = stage["documents"] or stage
-        cells = [
-            stage["stage"],
-            f"{stage['seq_len']:,}",
-            str(stage["batch_size"]),
-            stage["mesh_dim"],
-            f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}",
-            f"{stage['host_bytes'] / GiB:.1f}",
-            _formatted(time["step_seconds_model"], step_seconds),
-            _number(time["tokens_per_second_model"], ",.0f"),
-            _number(stage["mfu_causal_model"], ".0%"),
-            _formatted(time.get("days_model"), lambda days: duration(86400 * days)),
-            _formatted(time.get("device_hours_model"), device_hours),
-            _formatted(stage.get("passes"), share_or_times),
-        ]
-        lines.append(
-            "".join(f"{cell:{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)) + f"  {verdict}"
-        )
-        compiled = f"compiled, {'its kernels not' if stage['untried_kernels'] else 'time modelled'}"
-        how = "not compiled" if stage["closed_form"] else compiled
-        sources.setdefault(f"{how}: {stage['seconds_source']}", []).append(stage["stage"])
-    lines += [f"{stage['stage']}: {documents_text(stage['documents'])}" for stage in stages if stage["documents"]]
-    lines += [f"{', '.join(names)}: {source}" for source, names in sources.items()]
-    lines += [f"{stage['stage']}: try: {line}" for stage in stages for line in stage.get("advice", ())]
-    lines += [
-        "s/step: one optimizer step, from the batch on the devices to the updated state; duration and device-hours: "
-        "all tokens of the stage",
-        "MFU: model FLOPs of one document a sequence, attention halved for its causal mask; passes: through the store, "
-        "once it is built",
-    ]
-    return "\n".join(lines)
-
-
-def _formatted(x: float | None, form: Callable[[float], str]) -> str:
-    return "-" if x is None else form(x)
-
-
-def _number(x: float | None, form: str) -> str:
-    return "-" if x is None else f"{x:{form}}"

@@ -8,18 +8,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ringformer.data.packing.document_lengths import share_or_times
 from ringformer.estimate.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.packed_documents import documents_json
+from ringformer.estimate.packed_documents import documents_json, documents_text
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.report import closed_form_text, estimate_json, estimate_text, origin, stages_table, title
+from ringformer.estimate.report import closed_form_text, estimate_json, estimate_text, origin, title
 from ringformer.estimate.run_estimate import RunEstimate, compile_others, programs_json, programs_text
 from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import Target, find_target
+from ringformer.estimate.time_report import device_hours, duration, step_seconds
 from ringformer.estimate.workload import Workload, preset_workload, stage_workloads
+from ringformer.hardware import GiB
 from ringformer.parallel.runtime_environment import runtime_environment
 from ringformer.runs.config_file import load_config, parse_stages
 from ringformer.train.checks import check_start, theta_warnings
@@ -152,3 +155,68 @@ def _compile(workload: Workload, args: argparse.Namespace) -> tuple[Workload, Es
         args.generate_code,
     )
     return workload, estimate if args.quick else with_machine_code(workload, estimate, log)
+
+
+COLUMNS = (
+    ("stage", "<9"),
+    ("context", ">10"),
+    ("batch", ">6"),
+    ("mesh", ">11"),
+    ("peak GiB", ">15"),
+    ("host GiB", ">9"),
+    ("s/step", ">9"),
+    ("tokens/s", ">12"),
+    ("MFU", ">6"),
+    ("duration", ">14"),
+    ("device-hours", ">13"),
+    ("passes", ">8"),
+)
+"""Columns of the table of stages: title, alignment and width."""
+
+
+def stages_table(stages: list[dict]) -> str:
+    """Return a table of the stages' `estimate_json`, each with its name, and lines that explain it."""
+    lines = ["".join(f"{title:{width}}" for title, width in COLUMNS)]
+    sources: dict[str, list[str]] = {}
+    for stage in stages:
+        fits = "should fit" if stage["closed_form"] or stage["untried_kernels"] else "fits"
+        verdict = "DOES NOT FIT" if not stage["fits"] else fits if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
+        time = stage["documents"] or stage
+        cells = [
+            stage["stage"],
+            f"{stage['seq_len']:,}",
+            str(stage["batch_size"]),
+            stage["mesh_dim"],
+            f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}",
+            f"{stage['host_bytes'] / GiB:.1f}",
+            _formatted(time["step_seconds_model"], step_seconds),
+            _number(time["tokens_per_second_model"], ",.0f"),
+            _number(stage["mfu_causal_model"], ".0%"),
+            _formatted(time.get("days_model"), lambda days: duration(86400 * days)),
+            _formatted(time.get("device_hours_model"), device_hours),
+            _formatted(stage.get("passes"), share_or_times),
+        ]
+        lines.append(
+            "".join(f"{cell:{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)) + f"  {verdict}"
+        )
+        compiled = f"compiled, {'its kernels not' if stage['untried_kernels'] else 'time modelled'}"
+        how = "not compiled" if stage["closed_form"] else compiled
+        sources.setdefault(f"{how}: {stage['seconds_source']}", []).append(stage["stage"])
+    lines += [f"{stage['stage']}: {documents_text(stage['documents'])}" for stage in stages if stage["documents"]]
+    lines += [f"{', '.join(names)}: {source}" for source, names in sources.items()]
+    lines += [f"{stage['stage']}: try: {line}" for stage in stages for line in stage.get("advice", ())]
+    lines += [
+        "s/step: one optimizer step, from the batch on the devices to the updated state; duration and device-hours: "
+        "all tokens of the stage",
+        "MFU: model FLOPs of one document a sequence, attention halved for its causal mask; passes: through the store, "
+        "once it is built",
+    ]
+    return "\n".join(lines)
+
+
+def _formatted(x: float | None, form: Callable[[float], str]) -> str:
+    return "-" if x is None else form(x)
+
+
+def _number(x: float | None, form: str) -> str:
+    return "-" if x is None else f"{x:{form}}"

@@ -1,4 +1,4 @@
-"""`ringformer eval lines | needle | ruler | perplexity | harness`."""
+"""`ringformer eval`: its evaluations, and the report of them."""
 
 import argparse
 from collections.abc import Callable
@@ -218,6 +218,26 @@ def add_sliding(parser: argparse.ArgumentParser) -> Run:
 def add_longppl(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval longppl`."""
     return _add(parser, LongPPLOptions, "evaluate_longppl", "perplexity.evaluate")
+
+
+def add_report(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval report`."""
+    parser.description = (
+        "One table of all evaluations of a model's checkpoint, with 95% intervals: printed as Markdown, and written "
+        "beside the evaluations as Markdown, JSON and a figure. Exports have it in their model card."
+    )
+    parser.add_argument(
+        "run_dir",
+        metavar="RUN",
+        help="the folder of a run, of a stage of one, of a converted model, or of a Hugging Face checkpoint",
+    )
+    parser.add_argument("--evals", metavar="DIR", help="folder of the evaluations; default: evals in the run's folder")
+    parser.add_argument("--out", metavar="DIR", help="folder of the report; default: evals/report in the run's folder")
+
+    def run(args: argparse.Namespace) -> None:
+        import_module("ringformer.evals.report.write").report(args)
+
+    return run
 
 
 def _add(

@@ -12,6 +12,8 @@ IDENTITY = "identity.json"
 """The record of what defines a run (`runs/record.py`)."""
 CHANGES = "changes.jsonl"
 EVALS = "evals"
+REPORT = "report"
+"""The folder in EVALS with the table of all evaluations."""
 STAGES = "stages.json"
 """The record of all stages, in the folder of a run in stages."""
 

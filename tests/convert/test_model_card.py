@@ -78,6 +78,7 @@ def folder(tmp_path_factory):
         "--compute_dtype=float32",
     ]
     assert main(["eval", "perplexity", *evaluation]) == 0
+    assert main(["eval", "report", str(stage)]) == 0
     for kind, run, out in (("hf", stage, "export"), ("peft", folder / "adapted", "peft"), ("hf", stage, "BASE")):
         assert main(["convert", f"to-{kind}", str(run), str(folder / out)]) == 0
     return folder
@@ -144,7 +145,7 @@ def test_every_number_is_one_that_the_run_recorded(folder):
         "fingerprint": f"`{store['fingerprint']}`",
     }
     assert card.fact("Tokenizer") == {"name": "`bytes`"}
-    (header, *stages), (columns, *positions) = card.tables
+    (header, *stages), (columns, *positions), (head, *reported) = card.tables
     for cells, recorded in zip(stages, read(run / "stages.json"), strict=True):
         row, config = dict(zip(header, cells, strict=True)), read(run / recorded["run_dir"] / "config.json")
         assert row["run"] == f"`{recorded['run_dir']}`"
@@ -166,6 +167,10 @@ def test_every_number_is_one_that_the_run_recorded(folder):
     assert columns == ["first", "last", "tokens", "loss"]
     for cells, measured in zip(positions, last["eval_by_position"], strict=True):
         assert [number(x) for x in cells] == pytest.approx([measured[name] for name in columns], abs=1e-4)
+    lines = read(run / "stage-2-64" / "evals" / "report" / "report.json")["lines"]
+    assert head[-4:] == ["value", "from", "to", "unit"] and len(reported) == len(lines) > 3
+    for cells, line in zip(reported, lines, strict=True):
+        assert [number(x) for x in cells[4:7]] == pytest.approx([line["value"], *line["interval"]], rel=1e-3)
     (evaluation,) = [block for block in card.blocks if "perplexity" in block]
     assert evaluation == (run / "stage-2-64" / "evals" / "perplexity" / "table.txt").read_text()
 
@@ -261,7 +266,8 @@ def test_what_is_not_known_is_left_out(folder, tmp_path):
     rewrite(run / "identity.json", lambda x: x["identity"]["init_from"].update(checkpoint="0" * 32))
     (run / "changes.jsonl").write_text('{"step": 1, "changes": {"batch_size": [4, 8]}}\n')
     cases = run / "evals" / "perplexity" / "cases.jsonl"
-    cases.write_text(re.sub(r'"checkpoint": "\w+"', '"checkpoint": "0"', cases.read_text()))
+    for path in (cases, run / "evals" / "report" / "report.json"):
+        path.write_text(re.sub(r'"checkpoint": "\w+"', '"checkpoint": "0"', path.read_text()))
     to_hf(run, tmp_path / "back")
     card = Parsed(tmp_path / "back")
     assert card.fact("Data") == {"store": f"`{tmp_path}/other`"}
@@ -302,6 +308,9 @@ def test_texts_of_strangers_stay_texts(folder, tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run / "changes.jsonl").write_text(f"{HOSTILE}\n")
     (run / "evals" / "perplexity" / "table.txt").write_text(HOSTILE)
+    report = read(run / "evals" / "report" / "report.json")
+    report["lines"][0] |= {"task": HOSTILE, "unit": HOSTILE}
+    (run / "evals" / "report" / "report.json").write_text(json.dumps(report))
     (run / "evals" / "perplexity").rename(run / "evals" / "a`b|c")
     (run / "base_model_card.md").write_text(
         '---\nlicense: "mit\nlicense_name: a: b\nlicense_link: [x]\n---\nlicense: mit\n'
@@ -309,7 +318,7 @@ def test_texts_of_strangers_stay_texts(folder, tmp_path):
     to_hf(run, tmp_path / "back")
     card = Parsed(tmp_path / "back")
     assert card.data == {"library_name": "transformers", "tags": ["ringformer"]}
-    assert [len(table) for table in card.tables] == [2, len(honest.tables[1])]
+    assert [len(table) for table in card.tables] == [2, *map(len, honest.tables[1:])]
     assert [{*map(len, table)} for table in card.tables] == [{len(table[0])} for table in honest.tables]
     assert len(card.headings) == len(honest.headings) and len(card.blocks) == 2 and card.html == []
     assert all(c.isprintable() or c == "\n" for c in card.text)

@@ -1,0 +1,1 @@
+"""`ringformer eval report`: one table of all evaluations that a model has."""

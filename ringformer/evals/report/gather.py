@@ -1,0 +1,169 @@
+"""The lines of a report, from the files that evaluations wrote."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringformer.evals import lines, needle
+from ringformer.evals.case_file import CheckRow, Row, read_cases
+from ringformer.evals.mrcr import conversations as mrcr
+from ringformer.evals.perplexity import by_context
+from ringformer.evals.perplexity.longppl import KEY
+from ringformer.evals.perplexity.losses import ALL, Loss, check_row, losses_by_context
+from ringformer.evals.ruler import tasks as ruler
+from ringformer.evals.runner import row_checker
+from ringformer.evals.tables import accuracy_interval, contexts, grouped, mean, score_interval
+from ringformer.files.run_layout import REPORT
+from ringformer.files.untrusted import contained, read_object
+
+SCORE, NATS = "score", "nats per token"
+"""Units: a share, from 0 to 1, and a loss."""
+CASES, RESULTS = "cases.jsonl", "results.json"
+"""Files of an evaluation; the second is the harness's."""
+DEVIATIONS = 1.959964
+"""Standard errors on each side of a mean, in a 95% interval of a normal distribution."""
+
+
+class Line(NamedTuple):
+    """A number that an evaluation found."""
+
+    evaluation: str
+    """Name of the evaluation's folder."""
+    task: str
+    context: int | None
+    """Tokens of the context, or lines of one that is given in lines."""
+    cases: int
+    """Cases, or documents of a loss."""
+    value: float
+    interval: tuple[float, float] | None
+    """95% interval; None if the evaluation has none."""
+    unit: str
+
+
+class Report(NamedTuple):
+    """The lines of a model's evaluations."""
+
+    lines: list[Line]
+    left_out: dict[str, str]
+    """Why a folder is not in the report, by its name."""
+
+
+Read = Callable[[str, Mapping[str, Any], Sequence[Row]], Iterator[Line]]
+"""Function from the name of a folder, settings and rows to lines."""
+
+
+def gather(evals: Path, checkpoint: str) -> Report:
+    """Read the evaluations in a folder.
+
+    Args:
+      evals: folder of the folders of evaluations. checkpoint: hash of the model's checkpoint (`model_folder.identity`).
+
+    Evaluations of another checkpoint, and folders that no evaluation wrote, are left out. Raises ValueError for a file
+    of cases that was changed.
+    """
+    report = Report([], {})
+    for folder in sorted(path for path in evals.glob("*") if path.is_dir() and path.name != REPORT):
+        if contained(folder, CASES).is_file():
+            found = _of_cases(folder, checkpoint)
+        elif contained(folder, RESULTS).is_file():
+            found = _of_harness(folder, checkpoint)
+        else:
+            found = f"it has neither {CASES} nor {RESULTS}"
+        if isinstance(found, str):
+            report.left_out[folder.name] = found
+        else:
+            report.lines.extend(found)
+    return report
+
+
+OTHER_CHECKPOINT = "it is of another checkpoint"
+
+
+def _of_cases(folder: Path, checkpoint: str) -> list[Line] | str:
+    """Return the lines of a file of cases, or why it is left out."""
+    path = folder / CASES
+    head = path.read_bytes().partition(b"\n")[0]
+    try:
+        name = json.loads(head)["evaluation"]
+    except (ValueError, TypeError, LookupError):
+        return "no evaluation wrote it"
+    if name not in EVALUATIONS:
+        return f"it is of {name!r}, which no report knows"
+    check, read = EVALUATIONS[name]
+    settings, rows = read_cases(path, name, check)
+    if not rows:
+        return "it has no case yet"
+    if (settings or {}).get("checkpoint") != checkpoint:
+        return OTHER_CHECKPOINT
+    return list(read(folder.name, settings or {}, list(rows.values())))
+
+
+def _scores(
+    folder: str, settings: Mapping[str, Any], rows: Sequence[Row], interval: Callable = score_interval
+) -> Iterator[Line]:
+    """Yield the mean scores by task and context."""
+    by_task = grouped(rows, "task") if "task" in rows[0] else {folder: rows}
+    for task, of_task in by_task.items():
+        for context, found in contexts(of_task).items():
+            yield Line(folder, task, context, len(found), mean(found), interval(found), SCORE)
+
+
+def _losses(folder: str, settings: Mapping[str, Any], rows: Sequence[Row], parts: Mapping[str, str]) -> Iterator[Line]:
+    """Yield the losses of parts by context, with the names of these parts."""
+    for part, task in parts.items():
+        for context, loss in losses_by_context(rows, part).items():
+            yield _of_loss(folder, task.format_map(settings), context, loss)
+
+
+def _perplexity(folder: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Line]:
+    yield from _losses(folder, settings, rows, {by_context.LAST: "the same last {last:,} tokens"})
+    for first, loss in by_context.by_position(rows).items():
+        longest = max(row["length"] for row in rows)
+        yield _of_loss(folder, f"positions {first:,} to {min(2 * first, longest) - 1:,}", longest, loss)
+
+
+def _of_loss(folder: str, task: str, context: int, loss: Loss) -> Line:
+    return Line(folder, task, context, loss.documents, loss.nats, loss.interval, NATS)
+
+
+EVALUATIONS: dict[str, tuple[CheckRow, Read]] = {
+    "lines": (row_checker(lines.score), partial(_scores, interval=accuracy_interval)),
+    "needle": (row_checker(needle.score), _scores),
+    "ruler": (row_checker(ruler.score), _scores),
+    "mrcr": (row_checker(mrcr.score), _scores),
+    "perplexity": (by_context.check_row, _perplexity),
+    "sliding": (check_row, partial(_losses, parts={ALL: "windows of stride {stride:,}"})),
+    "longppl": (lambda row: check_row(row, KEY), partial(_losses, parts={KEY: "key tokens", ALL: "all tokens"})),
+}
+"""Check of a row, and reader of the rows, by the evaluation's name."""
+
+
+def _of_harness(folder: Path, checkpoint: str) -> list[Line] | str:
+    """Return the lines of the harness's results, or why they are left out."""
+    content = read_object(folder, RESULTS)
+    try:
+        if content["model"]["checkpoint"] != checkpoint:
+            return OTHER_CHECKPOINT
+        counts = content.get("n-samples", {})
+        found = []
+        for task, metrics in content["results"].items():
+            cases = int(counts.get(task, {}).get("effective", 0))
+            for key, value in metrics.items():
+                metric, _, rule = key.partition(",")
+                error = metrics.get(f"{metric}_stderr,{rule}")
+                if metric.endswith("_stderr") or not _is_number(value):
+                    continue
+                spread = DEVIATIONS * float(error) if _is_number(error) else None
+                ends = None if spread is None else (value - spread, value + spread)
+                name = f"{task}, {metric}" if rule in ("none", "") else f"{task}, {metric} ({rule})"
+                found.append(Line(folder.name, name, content["length"], cases, float(value), ends, metric))
+        return found
+    except (TypeError, LookupError, AttributeError, ValueError):
+        return f"its {RESULTS} has another form than the harness's"
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value)

@@ -1,0 +1,100 @@
+"""The outputs of a report: Markdown, JSON and a figure."""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ringformer.evals.evaluation_setup import out_folder, say
+from ringformer.evals.figures import COLOR, PERCENT
+from ringformer.evals.model_folder import identity, is_hugging_face
+from ringformer.evals.report.gather import NATS, SCORE, Line, gather
+from ringformer.files.atomic import write_whole
+from ringformer.files.run_layout import EVALS, REPORT
+from ringformer.plotting import RULE, check_matplotlib, drawn
+
+HEAD = ("evaluation", "task", "context", "cases", "value", "95% interval", "unit")
+Rows = Sequence[Sequence[str]]
+
+
+def report(args: argparse.Namespace) -> None:
+    """Run `ringformer eval report`.
+
+    Raises ValueError for a model without evaluations of its checkpoint, and FileNotFoundError for no model.
+    """
+    run = Path(args.run_dir)
+    if is_hugging_face(args.run_dir) and not (args.evals and args.out):
+        raise ValueError(f"{run} is a Hugging Face checkpoint, which is never written to: set --evals and --out")
+    check_matplotlib()
+    of_model = identity(args.run_dir)
+    evals = Path(args.evals) if args.evals else run / EVALS
+    found = gather(evals, of_model["checkpoint"])
+    for name, reason in found.left_out.items():
+        say(f"{evals / name} is left out: {reason}")
+    if not found.lines:
+        raise ValueError(f"{evals} has no evaluation of the checkpoint of {run}: run ringformer eval first")
+    title = f"{run.resolve().name}, step {of_model['step'] or 0}"
+    table = markdown(found.lines)
+    with out_folder(argparse.Namespace(out=args.out, run=args.run_dir), REPORT) as folder:
+        content = {"model": of_model, "lines": [line._asdict() for line in found.lines]}
+        write_whole(folder / "report.json", json.dumps(content, indent=1) + "\n")
+        write_whole(folder / "report.md", f"# {title}\n\n{table}\n")
+        draw_report(found.lines, title, path=folder / "report.png")
+    print(table)
+    say(f"{folder}: report.md, report.json, report.png")
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """Return a table in Markdown, whose columns are aligned for those who read it as text."""
+    rows = [HEAD, *(cells(line) for line in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    rule = ["-" * width for width in widths]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (padded[0], rule, *padded[1:]))
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """Return the cells of a line; a score is in percent, a loss has its perplexity."""
+    context = "" if line.context is None else f"{line.context:,}"
+    name = line.task.replace("|", "\\|")
+    if line.unit == SCORE:
+        value, unit = f"{line.value:.1%}", SCORE
+        interval = "" if line.interval is None else f"{line.interval[0]:.1%} to {line.interval[1]:.1%}"
+    else:
+        value = f"{line.value:.4f}"
+        unit = f"{NATS}, perplexity {math.exp(min(line.value, 700)):,.3f}" if line.unit == NATS else line.unit
+        interval = "" if line.interval is None else f"{line.interval[0]:.4f} to {line.interval[1]:.4f}"
+    return line.evaluation, name, context, f"{line.cases:,}", value, interval, unit
+
+
+@drawn
+def draw_report(plt, lines: Sequence[Line], title: str) -> Any:
+    """Plot each value with its interval, in a panel for each unit."""
+    ordered = sorted(lines, key=lambda line: (line.unit != SCORE, line.unit))
+    by_unit = {unit: list(of_unit) for unit, of_unit in groupby(ordered, lambda line: line.unit)}
+    heights = [len(of_unit) + 1.5 for of_unit in by_unit.values()]
+    size = (8, 0.24 * sum(heights) + 0.8)
+    figure, panels = plt.subplots(
+        len(by_unit), 1, figsize=size, height_ratios=heights, layout="constrained", squeeze=False
+    )
+    for axes, (unit, of_unit) in zip(panels[:, 0], by_unit.items(), strict=True):
+        places = range(len(of_unit))
+        for place, line in zip(places, of_unit, strict=True):
+            low, high = line.interval or (line.value, line.value)
+            axes.plot([low, high], [place, place], color=COLOR, linewidth=1.5, alpha=0.5)
+            axes.plot([line.value], [place], "o", color=COLOR, markersize=5)
+        names = [
+            ", ".join(dict.fromkeys(filter(None, (line.evaluation, line.task, cells(line)[2])))) for line in of_unit
+        ]
+        axes.set_yticks(list(places), names, fontsize=8)
+        axes.invert_yaxis()
+        axes.grid(axis="x", color=RULE, linewidth=0.6)
+        axes.set_xlabel(f"{unit}, 95% interval")
+        if unit == SCORE:
+            axes.set_xlim(-0.02, 1.02)
+            axes.xaxis.set_major_formatter(PERCENT)
+    panels[0, 0].set_title(title)
+    return figure
