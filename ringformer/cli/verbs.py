@@ -21,6 +21,7 @@ VERBS = {
         "line retrieval: accuracy on the number of one line among many, by context",
     ),
     "eval needle": ("evals.commands:add_needle", "needle in a haystack: recall by context and depth"),
+    "eval nolima": ("evals.commands:add_nolima", "needles that share no word with the question"),
     "eval mrcr": ("evals.commands:add_mrcr", "one of several answers to the same request in a long conversation"),
     "eval ruler": ("evals.commands:add_ruler", "tasks of RULER that need no outside data, by context"),
     "eval perplexity": ("evals.commands:add_perplexity", "loss on a store, by position and by context"),

@@ -77,6 +77,22 @@ class NeedleOptions(PromptOptions):
 
 
 @dataclass(kw_only=True)
+class NolimaOptions(PromptOptions):
+    """Needles without a literal match, as in NoLiMa: a sentence says beside which landmark a person lives, and the
+    question asks who has been in its city or country. Reports the share of answers with the name, by context and
+    depth."""
+
+    depths: str = "0,10,20,30,40,50,60,70,80,90,100"
+    """Depths of the needle, in percent; default: 0 to 100 in steps of 10."""
+    direct: bool = False
+    """Ask in the words of the needle: a control."""
+    haystack: str | None = None
+    """File with a UTF-8 text, repeated if it is too short; default: Moby Dick, chapters 1-109, 233,000 tokens."""
+    num_cases: int = 3
+    """Cases of each length and depth."""
+
+
+@dataclass(kw_only=True)
 class RulerOptions(PromptOptions):
     """The tasks of RULER with its prompts and its metric: the share of the references that occur in the answer, times
     100. Six of the thirteen tasks need no other data; the rest need the files named below."""
@@ -198,6 +214,11 @@ def add_needle(parser: argparse.ArgumentParser) -> Run:
 def add_ruler(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval ruler`."""
     return _add(parser, RulerOptions, "evaluate_ruler")
+
+
+def add_nolima(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval nolima`."""
+    return _add(parser, NolimaOptions, "evaluate_nolima")
 
 
 def add_mrcr(parser: argparse.ArgumentParser) -> Run:

@@ -13,6 +13,7 @@ from ringformer.evals.cases import Case, content_hash
 from ringformer.evals.evaluation_setup import opened, parse_numbers, say, write_outputs
 from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_scores, draw_tasks
 from ringformer.evals.mrcr import conversations as mrcr
+from ringformer.evals.nolima import associations as nolima
 from ringformer.evals.ruler import tasks as ruler
 from ringformer.evals.ruler.data import SHIPPED, read_data
 from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
@@ -85,6 +86,27 @@ def evaluate_needle(args: argparse.Namespace) -> None:
     subject = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
     title = f"{subject} in a haystack ({haystack.name})"
     _evaluate(args, "needle", title, settings, groups, needle.score, needle.table, draw_heat_map)
+
+
+def evaluate_nolima(args: argparse.Namespace) -> None:
+    """Run `ringformer eval nolima`."""
+    haystack = needle.Haystack.load(args.haystack)
+    depths = parse_numbers(args.depths, float, "number")
+    nolima.check(depths)
+    nolima.usable(haystack)
+
+    def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
+        cases = partial(nolima.cases_of_length, haystack=haystack, tokens=answering.tokens, direct=args.direct)
+        return (list(cases(length, depths, args.num_cases, args.seed)) for length in lengths)
+
+    settings = {
+        "haystack": haystack.name,
+        "haystack_hash": content_hash("".join(haystack.pieces).encode()),
+        "direct": args.direct,
+    }
+    kind = "asked for in its words" if args.direct else "without a literal match"
+    title = f"needle {kind} ({haystack.name})"
+    _evaluate(args, "nolima", title, settings, groups, nolima.score, needle.table, draw_heat_map)
 
 
 def evaluate_ruler(args: argparse.Namespace) -> None:

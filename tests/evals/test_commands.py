@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -108,6 +109,22 @@ def test_mrcr_by_context_and_with_messages(run, answered_by, capsys):
     assert "--text=/nowhere.txt cannot be read (No such file or directory): name a text file" in capsys.readouterr().err
     assert evaluate("mrcr", run, f"--text={run}/config.json", "--lengths=2K") == 2
     assert "paragraphs of 40 to 120 words" in capsys.readouterr().err
+
+
+def test_needles_without_a_literal_match(run, answered_by, capsys):
+    """A reader who looks for the sentence, not for its words; the control is another evaluation."""
+    answered_by(lambda prompt: f" {re.search(r'Actually, (.*?) lives beside', prompt)[1]}.")
+    options = ["--lengths=2K", "--depths=0,100", "--num_cases=2"]
+    assert evaluate("nolima", run, *options) == 0
+    out = capsys.readouterr().out
+    assert "needle without a literal match (" in out and out.splitlines()[-1].split() == ["mean", "100.0"]
+    assert [row["score"] for row in rows_of(run / "evals" / "nolima")] == [1.0] * 4
+    assert (run / "evals" / "nolima" / "nolima.png").read_bytes().startswith(b"\x89PNG")
+    assert evaluate("nolima", run, *options, "--direct") == 2
+    assert "direct is False, not True" in capsys.readouterr().err
+    assert evaluate("nolima", run, *options, "--direct", f"--out={run}/direct") == 0
+    assert "asked for in its words" in capsys.readouterr().out
+    assert evaluate("nolima", run, "--lengths=2K", "--depths=-1") == 2
 
 
 @pytest.mark.parametrize("size", ["--lengths=2K", "--num_lines=20"])

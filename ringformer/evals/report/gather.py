@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ringformer.evals import lines, needle
 from ringformer.evals.case_file import CheckRow, Row, read_cases
 from ringformer.evals.mrcr import conversations as mrcr
+from ringformer.evals.nolima import associations as nolima
 from ringformer.evals.perplexity import by_context
 from ringformer.evals.perplexity.longppl import KEY
 from ringformer.evals.perplexity.losses import ALL, Loss, check_row, losses_by_context
@@ -134,6 +135,7 @@ EVALUATIONS: dict[str, tuple[CheckRow, Read]] = {
     "needle": (row_checker(needle.score), _scores),
     "ruler": (row_checker(ruler.score), _scores),
     "mrcr": (row_checker(mrcr.score), _scores),
+    "nolima": (row_checker(nolima.score), _scores),
     "perplexity": (by_context.check_row, _perplexity),
     "sliding": (check_row, partial(_losses, parts={ALL: "windows of stride {stride:,}"})),
     "longppl": (lambda row: check_row(row, KEY), partial(_losses, parts={KEY: "key tokens", ALL: "all tokens"})),

@@ -1,0 +1,1 @@
+"""`ringformer eval nolima`: needles that share no word with the question."""
