@@ -25,7 +25,7 @@ from ringformer.evals.lines import FOOTER, HEADER, LARGEST, LINE, record_text, s
 from ringformer.evals.model_folder import identity
 from ringformer.evals.runner import row_checker
 from ringformer.evals.tables import contexts, mean, mean_tokens
-from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
+from ringformer.evals.texts.words import ADJECTIVES, NOUNS, distinct_pairs
 from ringformer.runs.metrics import read_metrics
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
-from ringformer.evals.words import distinct_pairs
+from ringformer.evals.texts.words import distinct_pairs
 
 HEADER = (
     "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and contains a "

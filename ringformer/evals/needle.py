@@ -12,7 +12,7 @@ from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
 from ringformer.evals.tables import cross_table
 from ringformer.evals.texts import shipped
-from ringformer.evals.words import CITIES
+from ringformer.evals.texts.words import CITIES
 
 NEEDLE = "\nThe special magic {city} number is: {number}\n"
 INTRODUCTION = "In the text below the special magic numbers of some cities are hidden. Remember them.\n\n"

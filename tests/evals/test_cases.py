@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ringformer.evals.cases import largest_that_fits, seeded
-from ringformer.evals.words import ADJECTIVES, CITIES, NOUNS
+from ringformer.evals.texts.words import ADJECTIVES, CITIES, NOUNS
 
 
 @pytest.mark.parametrize("guess", [None, 1, 2, 40, 99, 100, 101, 400])

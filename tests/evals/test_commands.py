@@ -127,6 +127,32 @@ def test_needles_without_a_literal_match(run, answered_by, capsys):
     assert evaluate("nolima", run, "--lengths=2K", "--depths=-1") == 2
 
 
+def test_longbench_from_its_files(run, answered_by, tmp_path, capsys):
+    """With a template for the tasks that have one in the original; a prompt that is too long loses its middle."""
+    for name in ("config", "data"):
+        (tmp_path / name).mkdir()
+    prompts = {"qasper": "Read.\n{context}\nQuestion: {input}\nAnswer:", "lcc": "{context}Next line:\n"}
+    (tmp_path / "config" / "dataset2prompt.json").write_text(json.dumps(prompts))
+    (tmp_path / "config" / "dataset2maxlen.json").write_text(json.dumps({"qasper": 8, "lcc": 8}))
+    for task in prompts:
+        rows = [{"context": "passing keys " * size, "input": "what?", "answers": ["keys"]} for size in (10, 400)]
+        (tmp_path / "data" / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model, _ = answered_by(lambda prompt: " keys" if prompt.endswith("Answer:") else "values")
+    options = [f"--data={tmp_path}", "--lengths=2K"]
+    assert evaluate("longbench", run, *options) == 0
+    out = capsys.readouterr().out.splitlines()
+    rows = {(row["task"], row["index"]): row for row in rows_of(run / "evals" / "longbench")}
+    assert [rows["qasper", index]["score"] for index in (0, 1)] == [1.0, 1.0]
+    assert rows["qasper", 0]["cut"] == 0 < rows["qasper", 1]["cut"] and rows["qasper", 1]["prompt_tokens"] <= 2040
+    assert out[-1].split()[:4] == ["mean", "of", "the", "tasks"] and any("qasper" in line for line in out)
+    assert evaluate("longbench", run, *options, "--chat", "--template=vicuna", f"--out={run}/chat") == 0
+    assert model.chats == {False, True}
+    assert evaluate("longbench", run, *options, "--tasks=trec") == 2
+    assert "has no trec; it has: lcc, qasper" in capsys.readouterr().err
+    assert evaluate("longbench", run, f"--data={run}", "--lengths=2K") == 2
+    assert "is no folder of LongBench" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("size", ["--lengths=2K", "--num_lines=20"])
 def test_questions_about_documents(size, run, answered_by, capsys):
     """All questions about a document are asked together, and the interval is one over documents."""
@@ -445,9 +471,9 @@ def test_a_checkpoint_that_is_written_meanwhile_is_not_taken_for_the_one_before(
 def test_an_unknown_evaluation_gets_the_list(capsys):
     assert main(["eval", "lunes"]) == 2
     err = capsys.readouterr().err
-    assert "did you mean 'eval lines'? eval has lines, needle, mrcr, ruler, perplexity" in err
+    assert "did you mean 'eval lines'? eval has lines, needle, nolima, mrcr, ruler, longbench" in err
     assert main(["eval", "qqqqqq"]) == 2
-    assert "eval has lines, needle, mrcr, ruler, perplexity" in capsys.readouterr().err
+    assert "eval has lines, needle, nolima, mrcr, ruler, longbench" in capsys.readouterr().err
 
 
 def test_figures_without_matplotlib_are_refused_at_the_start(run, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from ringformer.evals import harness_tasks
 from ringformer.evals.evaluation_setup import Opened
 from ringformer.evals.harness import HarnessModel
 from ringformer.evals.harness_tasks import RULER, read_tasks
-from ringformer.evals.words import ADJECTIVES, NOUNS
+from ringformer.evals.texts.words import ADJECTIVES, NOUNS
 from ringformer.inference.text.text_generator import TextGenerator
 from tests.data.chat_samples import llama3
 from tests.inference.runs import converted_folder, model_folder

@@ -9,7 +9,7 @@ import pytest
 from ringformer.evals import needle
 from ringformer.evals.cases import Case
 from ringformer.evals.texts import shipped
-from ringformer.evals.words import CITIES
+from ringformer.evals.texts.words import CITIES
 
 NEEDLE = re.compile(r"\nThe special magic (\w+) number is: (\d{7})\n")
 

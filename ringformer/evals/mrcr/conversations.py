@@ -18,7 +18,7 @@ from ringformer.data.chats.conversations import Message
 from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, PromptText, largest_that_fits, room_for_prompt, seeded
 from ringformer.evals.tables import grouped, mean, mean_tokens, score_interval
-from ringformer.evals.words import NOUNS
+from ringformer.evals.texts.words import NOUNS
 
 KINDS = ("poem", "story", "letter", "speech", "song", "report", "riddle", "essay", "play", "diary entry")
 REQUEST = "Write a {kind} about the {noun}."

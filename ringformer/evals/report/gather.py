@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ringformer.evals import lines, needle
 from ringformer.evals.case_file import CheckRow, Row, read_cases
+from ringformer.evals.longbench import cases as longbench
 from ringformer.evals.mrcr import conversations as mrcr
 from ringformer.evals.nolima import associations as nolima
 from ringformer.evals.perplexity import by_context
@@ -135,6 +136,7 @@ EVALUATIONS: dict[str, tuple[CheckRow, Read]] = {
     "needle": (row_checker(needle.score), _scores),
     "ruler": (row_checker(ruler.score), _scores),
     "mrcr": (row_checker(mrcr.score), _scores),
+    "longbench": (row_checker(longbench.score), _scores),
     "nolima": (row_checker(nolima.score), _scores),
     "perplexity": (by_context.check_row, _perplexity),
     "sliding": (check_row, partial(_losses, parts={ALL: "windows of stride {stride:,}"})),

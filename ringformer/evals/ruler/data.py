@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ringformer.evals.cases import content_hash
 from ringformer.evals.texts import shipped
-from ringformer.evals.words import ADJECTIVES, NOUNS
+from ringformer.evals.texts.words import ADJECTIVES, NOUNS
 
 WORD_LISTS = ("adjectivelist.txt", "nounlist.txt", "verblist.txt")
 """Files of the package wonderwords, in its folder `assets`."""

@@ -20,7 +20,7 @@ from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_fo
 from ringformer.evals.ruler import prompts
 from ringformer.evals.ruler.data import Data, sentences
 from ringformer.evals.ruler.prompts import Prompt
-from ringformer.evals.words import distinct_pairs
+from ringformer.evals.texts.words import distinct_pairs
 
 HOPS = 4
 COMMON_WORDS = 10

@@ -1,0 +1,1 @@
+"""`ringformer eval longbench`: the tasks of LongBench, from its official files."""
