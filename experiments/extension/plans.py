@@ -57,8 +57,8 @@ class Plan:
 
 TWO_CORES: Flags = {"cpu_devices": 2, "mesh_dim": "1,1,1,2"}
 """A ring of two simulated devices, which keeps both cores busy."""
-SHIFTS = {"data.position_range": 16 * K}
-ADAPTERS = {"lora.rank": 16, "lora.base_dtype": "bfloat16", "optimizer.learning_rate": 5e-4}
+SHIFTS: Flags = {"data.position_range": 16 * K}
+ADAPTERS: Flags = {"lora.rank": 16, "lora.base_dtype": "bfloat16", "optimizer.learning_rate": 5e-4}
 CORE = Plan(
     rope_theta=4e5,
     trainings={SHIFTED: Training("short_config.py", SHIFTS)},

@@ -88,8 +88,8 @@ class Study:
             yield Part("documents", ("data", "prepare", f"--store={self.store(True)}", tokenizer, *source))
             return
         for name in ("train", "held_out"):
-            source = f"--source=parquet:{self.inputs}/{name}.parquet", "--format=tokens", "--held_out=0"
-            yield Part(f"documents-{name}", ("data", "prepare", f"--store={self.out / name}", tokenizer, *source))
+            rows = f"--source=parquet:{self.inputs}/{name}.parquet", "--format=tokens", "--held_out=0"
+            yield Part(f"documents-{name}", ("data", "prepare", f"--store={self.out / name}", tokenizer, *rows))
 
     def trainings(self) -> Iterator[Part]:
         """Yield the runs. They begin with the model of a larger theta."""
