@@ -121,6 +121,7 @@ def test_the_whole_copy_of_what_is_damaged_here_stays(bucket, tmp_path):
     assert copied_steps(ObjectStore(URL)) == [10, 20, 30]
 
 
+@pytest.mark.slow
 def test_no_damage_of_a_copy_is_brought_back_in_silence(bucket, tmp_path):
     """Each kind of object of a copy cut, emptied, gone, zeroed, and with a bit turned."""
     save(tmp_path / "run", 10, 20)

@@ -68,6 +68,7 @@ def test_peft_has_the_same_logits_and_tokens(folder):
     assert model.generate([PROMPT], max_new_tokens=12) == [text[len(PROMPT) :]]
 
 
+@pytest.mark.slow
 def test_the_code_of_the_card_loads_them(folder, monkeypatch):
     monkeypatch.chdir(folder / "peft")
     code = (folder / "peft" / "README.md").read_text().partition("```python\n")[2].partition("```")[0]

@@ -28,6 +28,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_from_transformers_through_a_run_to_transformers(corpus, tmp_path):
     """On a mesh that pads the weights; YaRN and the context go along."""
     theirs = save_model(tmp_path / "theirs", "yarn_changed", intermediate_size=81)
