@@ -8,8 +8,7 @@ the time of another one. So a thread waits for each step.
 import threading
 import time
 from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -17,40 +16,18 @@ HELD_SECONDS = 1.0
 """Seconds of handing a step over from which on the host was held by it."""
 
 
-class Ending(NamedTuple):
-    """A step that was handed to the devices."""
+def end_of(metrics: Any) -> Future:
+    """Return the moment, as `time.perf_counter`, at which the metrics of a step, a tree of arrays, are computed; or the
+    error that it ends with. Does not wait: a thread does, which ends with the process."""
+    moment: Future = Future()
 
-    moment: Future
-    """The moment at which it ends, as `time.perf_counter`; or the error that it ends with."""
-    held: bool
-    """True if the host was held until the step had nearly ended."""
+    def wait() -> None:
+        try:
+            jax.block_until_ready(metrics)
+        except Exception as error:
+            moment.set_exception(error)
+        else:
+            moment.set_result(time.perf_counter())
 
-
-class StepClock:
-    """Notes when steps end, without holding the host. Its thread ends with the process."""
-
-    def __init__(self):
-        self._watched: SimpleQueue[tuple[Any, Future]] = SimpleQueue()
-        self._begun = time.perf_counter()
-        threading.Thread(target=self._watch, name="step clock", daemon=True).start()
-
-    def hand_over(self) -> None:
-        """Note that a step is about to be handed to the devices."""
-        self._begun = time.perf_counter()
-
-    def handed_over(self, metrics: Any) -> Ending:
-        """Note that a step was handed over, and watch for its end: that its metrics, a tree of arrays, are computed."""
-        ending = Ending(Future(), time.perf_counter() - self._begun >= HELD_SECONDS)
-        self._watched.put((metrics, ending.moment))
-        return ending
-
-    def _watch(self) -> None:
-        while True:
-            metrics, moment = self._watched.get()
-            try:
-                jax.block_until_ready(metrics)
-            except Exception as error:
-                moment.set_exception(error)
-            else:
-                moment.set_result(time.perf_counter())
-            del metrics  # it holds memory of a device
+    threading.Thread(target=wait, name="end of a step", daemon=True).start()
+    return moment

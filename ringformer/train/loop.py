@@ -1,6 +1,7 @@
 """The training loop: it restores or initialises the state, then runs steps, saves, evaluates, and checks for a stop."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -77,13 +78,15 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
                 rings = run.train_data.rings(step - 1)
                 if rings not in compiled and compiled:
                     stopping.enter(Phase.COMPILATION, step)
-                reports.hand_over()
+                if reports.held:
+                    reports.flush()
+                began = time.perf_counter()
                 state, metrics = program.step_on(rings)(state, batch, *frozen, *largest_norm)
                 if config.debug_nans:
                     check_operations(run, step, (state.params, batch, *frozen), metrics)
                 stopping.enter(Phase.STEP if rings in compiled else Phase.FIRST_STEP, step)
                 compiled.add(rings)
-                reports.handed_over(step, metrics)
+                reports.handed_over(step, metrics, began)
                 checkpoints.check()
                 saving.save_if_due(state, step)
                 if evaluation:

@@ -1,6 +1,7 @@
 """Reports of a run: a description at its start, and the metrics of each step, without waiting for it."""
 
 import time
+from concurrent.futures import Future
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,12 +15,11 @@ from ringformer.data import describe_passes, too_often, too_short
 from ringformer.data.stores.beginning import describe_earlier
 from ringformer.hardware import GiB, chip_of
 from ringformer.models.registry import flops_per_token, registered_by
-from ringformer.runs.batch_watch import BatchWatch
+from ringformer.runs import step_clock
 from ringformer.runs.config import Config
 from ringformer.runs.folder import RunFolder
-from ringformer.runs.metrics import Reporter
+from ringformer.runs.metrics import BatchWatch, Reporter
 from ringformer.runs.record import Changes, describe
-from ringformer.runs.step_clock import Ending, StepClock
 from ringformer.train.checks import context_changes, theta_warnings
 from ringformer.train.optimizer import schedule
 from ringformer.train.prepare import Run
@@ -28,7 +28,10 @@ from ringformer.train.skipped_steps import SkippedSteps
 
 class StepReports:
     """Checks the metrics of steps and reports them while the next step is computed, so that the devices never wait for
-    the host. Where handing over a step holds the host until it has nearly ended, it is reported before the next one."""
+    the host."""
+
+    held = False
+    """True if handing over the last step held the host until it had nearly ended: report it before the next one."""
 
     def __init__(self, run: Run, folder: RunFolder):
         config, mesh = run.config, run.program.mesh
@@ -47,8 +50,7 @@ class StepReports:
         flops = flops_per_token(config.model, config.seq_len)
         self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size) if chip and flops else None
         self._devices = mesh.local_devices
-        self._clock = StepClock()
-        self._pending: tuple[int, dict[str, jax.Array], Ending] | None = None
+        self._pending: tuple[int, dict[str, jax.Array], Future] | None = None
         self._last = time.perf_counter()
         self._announce(run, folder)
 
@@ -62,24 +64,23 @@ class StepReports:
         limit = self._skipped.largest_norm(step)
         return jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit))
 
-    def hand_over(self) -> None:
-        """Call this before a step is handed to the devices, and `handed_over` after it."""
-        if self._pending and self._pending[2].held:
-            self.flush()
-        self._clock.hand_over()
+    def handed_over(self, step: int, metrics: dict[str, jax.Array], began: float) -> None:
+        """Report the previous step while this one is being computed.
 
-    def handed_over(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Report the previous step while this one is being computed."""
-        ending = self._clock.handed_over(metrics)
+        Args:
+          began: moment, as `time.perf_counter`, at which the host began to hand this step to the devices.
+        """
+        self.held = time.perf_counter() - began >= step_clock.HELD_SECONDS
+        ended = step_clock.end_of(metrics)
         self.flush()
-        self._pending = step, metrics, ending
+        self._pending = step, metrics, ended
 
     def flush(self) -> None:
         """Wait for the step that has not been reported yet, and report it."""
         if self._pending:
-            (step, metrics, ending), self._pending = self._pending, None
-            ended = ending.moment.result()
-            self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()}, ended)
+            (step, metrics, ended), self._pending = self._pending, None
+            moment = ended.result()
+            self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()}, moment)
 
     def resume(self) -> None:
         """Restart the clock after an evaluation or a save, whose time belongs to no step."""
@@ -135,8 +136,8 @@ class StepReports:
             lines.append(f"learning rate of step {step}: {before:.3g} -> {after:.3g}")
         return lines
 
-    def _report(self, step, metrics, ended):
-        seconds, self._last = ended - self._last, ended
+    def _report(self, step, metrics, moment):
+        seconds, self._last = moment - self._last, moment
         values = {
             "loss": metrics["loss"],
             "grad_norm": metrics["grad_norm"],

@@ -11,8 +11,7 @@ from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.parallel.runtime_environment import HOST_POOL
 from ringformer.runs import step_clock
-from ringformer.runs.batch_watch import PATIENCE, BatchWatch
-from ringformer.runs.step_clock import StepClock
+from ringformer.runs.metrics import PATIENCE, BatchWatch
 from ringformer.train.checks import check_host_pool
 from ringformer.train.reports import StepReports
 from ringformer.train.state import check_state_finite
@@ -114,11 +113,12 @@ def test_a_step_that_holds_the_host_is_reported_before_the_next(held, order, mon
     said = []
     monkeypatch.setattr(step_clock, "HELD_SECONDS", 0.0 if held else 100.0)
     reports = object.__new__(StepReports)
-    reports._clock, reports._pending, reports._last = StepClock(), None, time.perf_counter()
-    reports._report = lambda step, metrics, ended: said.append(f"s{step}")
+    reports._pending, reports._last = None, time.perf_counter()
+    reports._report = lambda step, metrics, moment: said.append(f"s{step}")
     for step in (1, 2, 3):
-        reports.hand_over()
+        if reports.held:
+            reports.flush()
         said.append(str(step))
-        reports.handed_over(step, {"loss": jnp.float32(step)})
+        reports.handed_over(step, {"loss": jnp.float32(step)}, time.perf_counter())
     reports.flush()
     assert " ".join(said) == order

@@ -15,8 +15,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from ringformer.hardware import CHIPS
+from ringformer.runs import step_clock
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
-from ringformer.runs.step_clock import Ending
 from ringformer.train import reports as step_reports
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
@@ -50,19 +50,11 @@ class Clocked:
             yield batch
 
 
-class Counted:
-    """A clock by which a step ends when its batch has been loaded."""
-
-    def __init__(self, data: Clocked):
-        self._data = data
-
-    def hand_over(self) -> None:
-        pass
-
-    def handed_over(self, metrics) -> Ending:
-        moment = Future()
-        moment.set_result(self._data.now)
-        return Ending(moment, held=False)
+def ended_at(moment):
+    """The end of a step: here the moment at which its batch had been loaded."""
+    ended = Future()
+    ended.set_result(moment)
+    return ended
 
 
 @pytest.fixture
@@ -150,7 +142,7 @@ def test_every_number_of_a_run_follows_from_what_it_saved(config, monkeypatch):
     run = prepare(config)
     data = Clocked(run.train_data)
     monkeypatch.setattr(step_reports, "time", SimpleNamespace(perf_counter=lambda: data.now))
-    monkeypatch.setattr(step_reports, "StepClock", lambda: Counted(data))
+    monkeypatch.setattr(step_clock, "end_of", lambda metrics: ended_at(data.now))
     train(run._replace(train_data=data))
     first = first_parameters(config.model, config.seed)
     saved = [first, *(read_parameters(config.run_dir, step) for step in (1, 2, 3))]

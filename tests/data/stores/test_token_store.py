@@ -247,6 +247,7 @@ def test_open_or_build_builds_once(tmp_path, options):
         "weight_field": "",
         "begin": False,
         "separator": "",
+        "join": "",
         "compressibility_tails": 0.0,
         "retrieval_tasks": 0,
         "encoding": "",
