@@ -16,18 +16,29 @@ HELD_SECONDS = 1.0
 """Seconds of handing a step over from which on the host was held by it."""
 
 
+SHORTEST, LONGEST = 0.0005, 0.02
+"""Seconds between two looks at a step that is being computed: a hundredth of the time so far, within these bounds."""
+
+
 def end_of(metrics: Any) -> Future:
     """Return the moment, as `time.perf_counter`, at which the metrics of a step, a tree of arrays, are computed; or the
-    error that it ends with. Does not wait: a thread does, which ends with the process."""
-    moment: Future = Future()
+    error that it ends with. Does not wait: a thread looks for it, and ends with the process.
 
-    def wait() -> None:
+    A thread that waits within the runtime when Python ends would abort the process.
+    """
+    moment: Future = Future()
+    arrays = jax.tree.leaves(metrics)
+
+    def look() -> None:
+        began = time.perf_counter()
         try:
-            jax.block_until_ready(metrics)
+            while not all(array.is_ready() for array in arrays):
+                time.sleep(min(max(SHORTEST, (time.perf_counter() - began) / 100), LONGEST))
+            jax.block_until_ready(arrays)  # raises the error of a step that failed
         except Exception as error:
             moment.set_exception(error)
         else:
             moment.set_result(time.perf_counter())
 
-    threading.Thread(target=wait, name="end of a step", daemon=True).start()
+    threading.Thread(target=look, name="end of a step", daemon=True).start()
     return moment

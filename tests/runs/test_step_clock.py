@@ -1,5 +1,8 @@
 """A step's time is its own, whether the host waits for the devices or not."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -16,8 +19,11 @@ class Metrics:
         self._computed = threading.Event()
         threading.Timer(seconds, self._computed.set).start()
 
+    def is_ready(self):
+        return self._computed.is_set()
+
     def block_until_ready(self):
-        assert self._computed.wait(10)
+        assert self._computed.is_set()
         return self
 
 
@@ -35,6 +41,20 @@ def test_a_step_that_fails_has_no_end_but_its_error():
     def block_until_ready():
         raise RuntimeError("out of memory")
 
-    ended = end_of(SimpleNamespace(block_until_ready=block_until_ready))
+    ended = end_of(SimpleNamespace(block_until_ready=block_until_ready, is_ready=lambda: True))
     with pytest.raises(RuntimeError, match="out of memory"):
         ended.result(10)
+
+
+def test_a_process_may_end_during_a_step():
+    """With its own exit code: a thread that waits within the runtime would abort it."""
+    script = """
+import sys, jax, jax.numpy as jnp
+from ringformer.runs.step_clock import end_of
+slow = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, lambda i, y: jnp.sin(y @ y), x))
+end_of({"loss": slow(jnp.ones((300, 300)))})
+sys.exit(7)
+"""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (7, "")
