@@ -100,7 +100,8 @@ def with_rope(hf: dict[str, Any], change: RopeChange) -> dict[str, Any]:
     table = family.hugging_face
     assert table is not None, "text_config finds families that can be converted"
     if change.drop_rope:
-        return _without_rope(hf, family)
+        from_hf_config(hf)  # refuses what it could not convert with its rope
+        return _without_rope(keys, family)
     context = context_of(keys)
     config = from_hf_config(hf)
     written = table.write(change.apply(config, context))
@@ -112,16 +113,23 @@ def with_rope(hf: dict[str, Any], change: RopeChange) -> dict[str, Any]:
     return result
 
 
-def _without_rope(hf: dict[str, Any], family: Family) -> dict[str, Any]:
+def _without_rope(keys: dict[str, Any], family: Family) -> dict[str, Any]:
     """Return the config.json of a LLaMA or a SmolLM3 whose layers have no positions, which is that of a SmolLM3. Raises
-    ValueError for another family: it has no such form in transformers."""
+    ValueError for another family: it has no such form in transformers.
+
+    Args:
+      keys: the model's config.json, of which absent keys have the defaults of its own family.
+    """
     smollm3 = FAMILIES["smollm3"]
     if family not in (FAMILIES["llama"], smollm3):
-        raise ValueError(f"drop_rope for {hf.get('model_type')}: only llama and smollm3 have a form without positions")
+        raise ValueError(
+            f"drop_rope for {keys.get('model_type')}: only llama and smollm3 have a form without positions"
+        )
     table = smollm3.hugging_face
     assert table is not None, "it can be converted"
-    without = {"no_rope_layers": [0] * hf["num_hidden_layers"], "use_sliding_window": False}
-    return hf | {"architectures": [table.architecture], "model_type": table.model_type} | without
+    of_family = {"num_key_value_heads": keys["num_attention_heads"], "tie_word_embeddings": False}
+    without = {"no_rope_layers": [0] * keys["num_hidden_layers"], "use_sliding_window": False}
+    return of_family | keys | {"architectures": [table.architecture], "model_type": table.model_type} | without
 
 
 def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:

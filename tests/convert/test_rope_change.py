@@ -172,6 +172,20 @@ def test_a_llama_without_a_rope_is_a_smollm3(theirs, tmp_path, capsys):
         Generator.load(tmp_path / "dropped", max_length=CONTEXT, rope=LARGER)
 
 
+def test_absent_keys_are_those_of_a_llama(tmp_path):
+    """As in the files of the first LLaMA, whose context and key heads SmolLM3's defaults would change."""
+    theirs = save_model(tmp_path / "theirs", "llama_1", num_attention_heads=8, num_key_value_heads=8)
+    path = theirs / "config.json"
+    keys = json.loads(path.read_text())
+    for key in ("num_key_value_heads", "tie_word_embeddings", "head_dim", "max_position_embeddings"):
+        keys.pop(key, None)
+    path.write_text(json.dumps(keys))
+    config = from_hf(theirs, tmp_path / "dropped", rope=RopeChange(drop_rope=True))
+    assert (config.num_kv_heads, config.tie_embeddings) == (8, False)
+    assert context_of(tmp_path / "dropped") == 2048
+    assert verify(theirs, tmp_path / "dropped").agrees
+
+
 @pytest.mark.parametrize(
     ("change", "family", "message"),
     [

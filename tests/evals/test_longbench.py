@@ -143,8 +143,9 @@ def test_a_context_without_room_is_refused(folder):
     [
         ("[]", "qasper.jsonl:1 is no row of LongBench"),
         ('{"context": "a", "input": "b"}', "is no row of LongBench"),
-        ('{"context": "a", "input": "b", "answers": []}', "has no answers, or a field that is no text"),
-        ('{"context": "a", "input": 3, "answers": ["c"]}', "has no answers, or a field that is no text"),
+        ('{"context": "a", "input": "b", "answers": []}', "answers must be a list of texts"),
+        ('{"context": "a", "input": "b", "answers": "Paris"}', "answers must be a list of texts"),
+        ('{"context": "a", "input": 3, "answers": ["c"]}', "answers must be a list of texts"),
         ("", "has no rows"),
     ],
 )
@@ -152,6 +153,21 @@ def test_rows_of_another_form_are_named(folder, row, message):
     (folder / "data" / "qasper.jsonl").write_text(f"{row}\n")
     with pytest.raises(ValueError, match=message):
         read_tasks(folder, ["qasper"])
+
+
+def test_rows_that_no_answer_could_score_are_named(folder):
+    row = {"context": "a", "input": "b", "answers": ["City"], "all_classes": None}
+    (folder / "data" / "trec.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=r"trec\.jsonl:1: all_classes does not have the answer"):
+        read_tasks(folder, ["trec"])
+    assert scores.fault_of("passage_retrieval_en", ["7"], ()) and not scores.fault_of("qasper", ["7"], ())
+    assert scores.fault_of("passage_retrieval_zh", ["段落7"], ()) is None
+
+
+def test_texts_with_too_much_in_common_score_as_in_the_original():
+    rng = random.Random(0)
+    text = "，".join(rng.choices("的一是不了人我在有他这为之大来以个中上们", k=600))
+    assert scores.rouge_l_chinese(text, text[::-1]) == theirs.rouge_zh_score(text, text[::-1])
 
 
 def test_other_folders_are_refused(folder, tmp_path):

@@ -1,6 +1,7 @@
 """The report of all evaluations: what they found, with its intervals, and nothing that they did not."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from ringformer.checkpoints.saved_model import checkpoint_hash
 from ringformer.cli import main
 from ringformer.evals.intervals import bootstrap, wilson
+from ringformer.evals.longbench import scores
 from ringformer.evals.report.gather import NATS, SCORE, gather
 from ringformer.evals.report.write import markdown
 from tests.convert.models import save_model
 
 CHECKPOINT = "0123"
+MODEL = {"checkpoint": CHECKPOINT, "run": "/models/gone"}
 
 
 def write_cases(evals, folder, evaluation, rows, checkpoint=CHECKPOINT, **settings):
@@ -54,7 +57,7 @@ def write_all(evals, checkpoint=CHECKPOINT):
 
 def test_every_number_is_that_of_the_cases(tmp_path):
     write_all(tmp_path)
-    found = gather(tmp_path, CHECKPOINT)
+    found = gather(tmp_path, MODEL)
     assert found.left_out == {}
     by_name = {(line.evaluation, line.task, line.context): line for line in found.lines}
     near, far = by_name["ruler", "vt", 4096], by_name["ruler", "vt", 8192]
@@ -85,7 +88,7 @@ def test_what_is_no_evaluation_of_the_checkpoint_is_left_out(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "cases.jsonl").write_text("one case\n")
     (tmp_path / "report").mkdir()
-    found = gather(tmp_path, CHECKPOINT)
+    found = gather(tmp_path, MODEL)
     other = "it is of another checkpoint"
     assert not found.lines
     assert found.left_out == {
@@ -99,11 +102,40 @@ def test_what_is_no_evaluation_of_the_checkpoint_is_left_out(tmp_path):
     }
 
 
+def test_the_same_weights_with_another_rope_are_another_model(tmp_path):
+    """A conversion with a larger theta has the same checkpoint; the folder says which it is."""
+    write_cases(tmp_path, "ruler", "ruler", [ruler_row(4096, 0, "vt", True)], run=str(tmp_path))
+    found = gather(tmp_path, MODEL)
+    assert found.left_out == {"ruler": f"it is of {tmp_path}"} and not found.lines
+    assert len(gather(tmp_path, MODEL | {"run": str(tmp_path)}).lines) == 1
+
+
+def test_a_line_says_what_it_was_measured_with(tmp_path):
+    """Another rope for the evaluation, a chat template, the number of needles."""
+    row = ruler_row(4096, 0, "vt", True)
+    write_cases(tmp_path, "a", "ruler", [row])
+    write_cases(tmp_path, "b", "ruler", [row], chat=True, rope_theta=3e6)
+    write_cases(tmp_path, "c", "ruler", [row], **{"rope_scaling.kind": "yarn", "rope_scaling.factor": 4.0})
+    tasks = [line.task for line in gather(tmp_path, MODEL).lines]
+    assert tasks == ["vt", "vt, chat, rope_theta 3000000.0", "vt, rope_scaling.kind yarn, rope_scaling.factor 4.0"]
+
+
+def test_scores_without_their_package_are_left_out(tmp_path, monkeypatch):
+    """And the advice is not to delete good cases."""
+    row = ruler_row(4096, 0, "samsum", False) | {"cut": 0, "classes": [], "expected": ["a b"], "answer": "c"}
+    row["key"] = json.dumps([4096, 0, {"classes": [], "cut": 0, "task": "samsum"}])
+    write_cases(tmp_path, "longbench", "longbench", [row])
+    assert len(gather(tmp_path, MODEL).lines) == 1
+    scores._rouge.cache_clear()
+    monkeypatch.setitem(sys.modules, "rouge", None)
+    assert "its scores need the package rouge" in gather(tmp_path, MODEL).left_out["longbench"]
+
+
 def test_a_case_that_was_changed_is_refused(tmp_path):
     row = ruler_row(4096, 0, "vt", False) | {"score": 1.0}
     write_cases(tmp_path, "ruler", "ruler", [row])
     with pytest.raises(ValueError, match="is not a case"):
-        gather(tmp_path, CHECKPOINT)
+        gather(tmp_path, MODEL)
 
 
 def test_the_command_writes_beside_the_evaluations(tmp_path, capsys):
@@ -121,5 +153,9 @@ def test_the_command_writes_beside_the_evaluations(tmp_path, capsys):
     lines = json.loads((folder / "report.json").read_text())["lines"]
     assert len(lines) == 10 and lines[0].keys() >= {"evaluation", "value", "interval"}
     assert (folder / "report.png").stat().st_size > 10_000
+    assert main(["eval", "report", str(run), f"--out={run}/evals/ruler"]) == 2
+    assert "is the folder of an evaluation: choose another" in capsys.readouterr().err
+    assert main(["eval", "report", str(tmp_path)]) == 2
+    assert "is no folder of a run or of a model" in capsys.readouterr().err
     assert main(["eval", "report", str(tmp_path / "theirs")]) == 2
     assert "which is never written to: set --evals and --out" in capsys.readouterr().err

@@ -21,7 +21,7 @@ REWRITTEN_BEFORE: Rewritten = "refuse"
 """`rewritten` of stores of earlier versions with a tokenizer's own template, which do not record it."""
 OF_OWN_TEMPLATE = ("template_option", "rewritten")
 """Options that only conversations with a tokenizer's own template have."""
-ENCODED = ("text", "jsonl", "json")
+ENCODED = ("text", "jsonl", "json", "stdlib", "installed")
 """Kinds of source whose files have an encoding."""
 RULES_OF_DOCUMENTS = frozenset({"html"})
 """Cleaning rules that documents have."""

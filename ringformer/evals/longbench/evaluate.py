@@ -4,25 +4,27 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ringformer.data.optional_packages import needed_for
 from ringformer.evals.case_file import Row
 from ringformer.evals.evaluation_setup import opened, say, write_outputs
 from ringformer.evals.figures import draw_tasks
 from ringformer.evals.longbench.cases import cases_of_length, is_plain, score
-from ringformer.evals.longbench.official_files import read_tasks
-from ringformer.evals.longbench.scores import check_packages
+from ringformer.evals.longbench.official_files import config_hash, read_tasks
+from ringformer.evals.longbench.scores import EXTRA, import_packages
 from ringformer.evals.runner import Answering, answer_cases, row_checker
 from ringformer.evals.tables import grouped, mean, mean_scores, score_interval
 
 
 def evaluate_longbench(args: argparse.Namespace) -> None:
     """Run `ringformer eval longbench`."""
-    names = [name.strip() for name in args.tasks.split(",")] if args.tasks else None
+    names = [name.strip() for name in args.tasks.split(",") if name.strip()] if args.tasks else None
     tasks = read_tasks(Path(args.data), names)
-    check_packages([task.name for task in tasks])
-    with opened(args) as model:
+    with needed_for("LongBench's summaries and Chinese tasks", EXTRA), opened(args) as model:
+        import_packages([task.name for task in tasks])
         if earlier := model.text.beginning.describe_earlier():
             say(earlier)
-        with model.cases("longbench", model.text.settings(chat=args.chat), row_checker(score)) as file:
+        settings = model.text.settings(chat=args.chat) | {"config_hash": config_hash(Path(args.data))}
+        with model.cases("longbench", settings, row_checker(score)) as file:
             longest = max(model.lengths)
             generator = model.load(longest)
             for chat in sorted({False, args.chat}):

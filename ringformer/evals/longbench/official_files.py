@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringformer.evals.longbench.scores import METRICS, base_task
+from ringformer.evals.cases import content_hash
+from ringformer.evals.longbench.scores import METRICS, base_task, fault_of
 from ringformer.files.untrusted import read_object
 
 PROMPTS, NEW_TOKENS = "dataset2prompt.json", "dataset2maxlen.json"
@@ -66,21 +67,29 @@ def read_tasks(folder: Path, names: Sequence[str] | None) -> list[Task]:
         if type(prompt) is not str or "{context}" not in prompt or type(most) is not int or most < 1:
             raise ValueError(f"{folder}/config has no prompt with {{context}}, or no number of new tokens, for {base}")
         lines = enumerate(present[name].read_bytes().splitlines(), 1)
-        questions = [_question(line, f"{present[name]}:{number}") for number, line in lines if line.strip()]
+        questions = [_question(line, name, f"{present[name]}:{number}") for number, line in lines if line.strip()]
         if not questions:
             raise ValueError(f"{present[name]} has no rows: {HOW}")
         tasks.append(Task(name, prompt, most, questions))
     return tasks
 
 
-def _question(line: bytes, name: str) -> Question:
+def _question(line: bytes, task: str, name: str) -> Question:
     """Return the question in a line. Raises ValueError for one of another form."""
     try:
         row: dict[str, Any] = json.loads(line)
         texts = row["context"], row["input"]
-        answers, classes = list(row["answers"]), list(row.get("all_classes") or ())
+        answers, classes = row["answers"], row.get("all_classes") or []
     except (ValueError, TypeError, LookupError, AttributeError):
         raise ValueError(f"{name} is no row of LongBench, with context, input, answers and all_classes") from None
-    if not answers or not all(type(text) is str for text in (*texts, *answers, *classes)):
-        raise ValueError(f"{name} has no answers, or a field that is no text")
+    are_lists = type(answers) is list and type(classes) is list
+    if not are_lists or not answers or not all(type(text) is str for text in (*texts, *answers, *classes)):
+        raise ValueError(f"{name}: answers must be a list of texts, and context and input texts")
+    if fault := fault_of(task, answers, classes):
+        raise ValueError(f"{name}: {fault}")
     return Question(*texts, tuple(answers), tuple(classes))
+
+
+def config_hash(folder: Path) -> str:
+    """Return the hash of the prompts and of the numbers of new tokens."""
+    return content_hash(b"".join((folder / "config" / file).read_bytes() for file in (PROMPTS, NEW_TOKENS)))

@@ -11,12 +11,11 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
-from ringformer.data.optional_packages import needed_for
-
 Metric = Callable[[str, str, Sequence[str]], float]
 """Function from an answer, a reference and the classes of a task to the score."""
 
 EXTRA = "longbench"
+"""Extra of the packages that summaries and Chinese tasks need; they are imported when a score needs them."""
 CHINESE_PUNCTUATION = (
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～"
     "｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
@@ -36,10 +35,11 @@ def question_f1_chinese(answer: str, reference: str, classes: Sequence[str] = ()
 
 
 def rouge_l(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
-    """ROUGE-L's F of the package `rouge`; 0 for an answer or a reference without words."""
+    """ROUGE-L's F of the package `rouge`; as the original, 0 where it fails: for a text without words, or texts with so
+    much in common that it recurses too deeply."""
     try:
         (scores,) = _rouge().get_scores([answer], [reference])
-    except ValueError:  # the package's, for a text without words
+    except (ValueError, RecursionError):
         return 0.0
     return float(scores["rouge-l"]["f"])
 
@@ -62,12 +62,12 @@ def classification(answer: str, reference: str, classes: Sequence[str] = ()) -> 
 
 def passage(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
     """Share of the answer's numbers that are the reference's: "Paragraph 7"."""
-    return _share_of_numbers(answer, _only_number(reference, r"Paragraph (\d+)"))
+    return _share_of_numbers(answer, re.findall(PASSAGES[passage], reference)[0])
 
 
 def passage_chinese(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
     """Share of the answer's numbers that are the reference's: "段落7"."""
-    return _share_of_numbers(answer, _only_number(reference, r"段落(\d+)"))
+    return _share_of_numbers(answer, re.findall(PASSAGES[passage_chinese], reference)[0])
 
 
 def count(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
@@ -103,13 +103,6 @@ def _f1(answer: Sequence[str], reference: Sequence[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _only_number(reference: str, pattern: str) -> str:
-    found = re.findall(pattern, reference)
-    if not found:
-        raise ValueError(f"the reference {reference!r} names no passage")
-    return found[0]
-
-
 def _share_of_numbers(answer: str, wanted: str) -> float:
     numbers = re.findall(r"\d+", answer)
     return numbers.count(wanted) / len(numbers) if numbers else 0.0
@@ -117,15 +110,15 @@ def _share_of_numbers(answer: str, wanted: str) -> float:
 
 @cache
 def _rouge() -> Any:
-    with needed_for("ROUGE of LongBench's summaries", EXTRA):
-        from rouge import Rouge
+    from rouge import Rouge
+
     return Rouge()
 
 
 @cache
 def _jieba() -> Any:
-    with needed_for("LongBench's Chinese tasks", EXTRA):
-        import jieba
+    import jieba
+
     jieba.setLogLevel("ERROR")
     return jieba
 
@@ -160,18 +153,32 @@ PLAIN = FIRST_LINE | {"lcc", "repobench-p"}
 """Tasks that are texts to continue, also for a model with a chat template."""
 
 
+PASSAGES = {passage: r"Paragraph (\d+)", passage_chinese: r"段落(\d+)"}
+"""Form of the references of tasks whose answer is a passage."""
+
+
 def base_task(task: str) -> str:
     """Return the task of which `task` is, `qasper_e` say, has the form: LongBench-E has the same prompts."""
     return task.removesuffix("_e")
 
 
-def check_packages(tasks: Sequence[str]) -> None:
-    """Import what the metrics of these tasks need. Raises ValueError with the command that installs what is absent."""
+def import_packages(tasks: Sequence[str]) -> None:
+    """Import what the metrics of these tasks need. Raises ModuleNotFoundError for what is absent."""
     metrics = {METRICS[base_task(task)] for task in tasks}
     if metrics & {rouge_l, rouge_l_chinese}:
         _rouge()
     if metrics & {question_f1_chinese, rouge_l_chinese}:
         _jieba()
+
+
+def fault_of(task: str, references: Sequence[str], classes: Sequence[str]) -> str | None:
+    """Return why a row of a task could not be scored; None if it can."""
+    metric = METRICS[base_task(task)]
+    if metric is classification and not set(references) <= set(classes):
+        return "all_classes does not have the answer"
+    if metric in PASSAGES and not all(re.search(PASSAGES[metric], reference) for reference in references):
+        return f"an answer is not of the form {PASSAGES[metric]}"
+    return None
 
 
 def score_of(task: str, answer: str, references: Sequence[str], classes: Sequence[str]) -> float:

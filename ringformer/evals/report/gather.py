@@ -25,6 +25,8 @@ SCORE, NATS = "score", "nats per token"
 """Units: a share, from 0 to 1, and a loss."""
 CASES, RESULTS = "cases.jsonl", "results.json"
 """Files of an evaluation; the second is the harness's."""
+SHARES = ("acc", "exact_match")
+"""Beginnings of the harness's metrics that are shares."""
 DEVIATIONS = 1.959964
 """Standard errors on each side of a mean, in a 95% interval of a normal distribution."""
 
@@ -37,8 +39,8 @@ class Line(NamedTuple):
     task: str
     context: int | None
     """Tokens of the context, or lines of one that is given in lines."""
-    cases: int
-    """Cases, or documents of a loss."""
+    cases: int | None
+    """Cases, or documents of a loss; None if the harness does not say."""
     value: float
     interval: tuple[float, float] | None
     """95% interval; None if the evaluation has none."""
@@ -57,21 +59,21 @@ Read = Callable[[str, Mapping[str, Any], Sequence[Row]], Iterator[Line]]
 """Function from the name of a folder, settings and rows to lines."""
 
 
-def gather(evals: Path, checkpoint: str) -> Report:
+def gather(evals: Path, model: Mapping[str, Any]) -> Report:
     """Read the evaluations in a folder.
 
     Args:
-      evals: folder of the folders of evaluations. checkpoint: hash of the model's checkpoint (`model_folder.identity`).
+      evals: folder of the folders of evaluations. model: the model's `model_folder.identity`.
 
-    Evaluations of another checkpoint, and folders that no evaluation wrote, are left out. Raises ValueError for a file
-    of cases that was changed.
+    Evaluations of another checkpoint or of another model, and folders that no evaluation wrote, are left out. Raises
+    ValueError for a file of cases that was changed.
     """
     report = Report([], {})
     for folder in sorted(path for path in evals.glob("*") if path.is_dir() and path.name != REPORT):
         if contained(folder, CASES).is_file():
-            found = _of_cases(folder, checkpoint)
+            found = _of_cases(folder, model)
         elif contained(folder, RESULTS).is_file():
-            found = _of_harness(folder, checkpoint)
+            found = _of_harness(folder, model)
         else:
             found = f"it has neither {CASES} nor {RESULTS}"
         if isinstance(found, str):
@@ -81,10 +83,18 @@ def gather(evals: Path, checkpoint: str) -> Report:
     return report
 
 
-OTHER_CHECKPOINT = "it is of another checkpoint"
+def _other_model(found: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+    """Return why an evaluation is not of the model; None if it is.
+
+    Two conversions of the same weights may differ in their rope: so a folder that is still there must be the model's.
+    """
+    if found.get("checkpoint") != model["checkpoint"]:
+        return "it is of another checkpoint"
+    run = str(found.get("run"))
+    return f"it is of {run}" if run != model["run"] and Path(run).exists() else None
 
 
-def _of_cases(folder: Path, checkpoint: str) -> list[Line] | str:
+def _of_cases(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
     """Return the lines of a file of cases, or why it is left out."""
     path = folder / CASES
     head = path.read_bytes().partition(b"\n")[0]
@@ -95,12 +105,27 @@ def _of_cases(folder: Path, checkpoint: str) -> list[Line] | str:
     if name not in EVALUATIONS:
         return f"it is of {name!r}, which no report knows"
     check, read = EVALUATIONS[name]
-    settings, rows = read_cases(path, name, check)
+    try:
+        settings, rows = read_cases(path, name, check)
+    except ModuleNotFoundError as error:
+        return f"its scores need the package {error.name}: pip install 'ringformer[longbench]'"
     if not rows:
         return "it has no case yet"
-    if (settings or {}).get("checkpoint") != checkpoint:
-        return OTHER_CHECKPOINT
-    return list(read(folder.name, settings or {}, list(rows.values())))
+    if other := _other_model(settings or {}, model):
+        return other
+    lines = read(folder.name, settings or {}, list(rows.values()))
+    form = _form(settings or {})
+    return [line._replace(task=f"{line.task}, {form}" if form else line.task) for line in lines]
+
+
+def _form(settings: Mapping[str, Any]) -> str:
+    """Return what a number was measured with, besides the model: another rope, a chat template, needles."""
+    ropes = [
+        f"{key} {value}" for key, value in settings.items() if key == "rope_theta" or key.startswith("rope_scaling.")
+    ]
+    parts = [key for key in ("chat", "direct") if settings.get(key) is True]
+    needles = [f"{settings['needles']} needles"] if settings.get("needles", 1) != 1 else []
+    return ", ".join([*needles, *parts, *ropes])
 
 
 def _scores(
@@ -145,16 +170,17 @@ EVALUATIONS: dict[str, tuple[CheckRow, Read]] = {
 """Check of a row, and reader of the rows, by the evaluation's name."""
 
 
-def _of_harness(folder: Path, checkpoint: str) -> list[Line] | str:
+def _of_harness(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
     """Return the lines of the harness's results, or why they are left out."""
     content = read_object(folder, RESULTS)
     try:
-        if content["model"]["checkpoint"] != checkpoint:
-            return OTHER_CHECKPOINT
+        if other := _other_model(content["model"], model):
+            return other
         counts = content.get("n-samples", {})
         found = []
         for task, metrics in content["results"].items():
-            cases = int(counts.get(task, {}).get("effective", 0))
+            of_task = counts.get(task)  # of tasks, not of groups
+            cases = None if of_task is None else int(of_task["effective"])
             for key, value in metrics.items():
                 metric, _, rule = key.partition(",")
                 error = metrics.get(f"{metric}_stderr,{rule}")
@@ -162,6 +188,8 @@ def _of_harness(folder: Path, checkpoint: str) -> list[Line] | str:
                     continue
                 spread = DEVIATIONS * float(error) if _is_number(error) else None
                 ends = None if spread is None else (value - spread, value + spread)
+                if ends is not None and metric.startswith(SHARES):
+                    ends = max(0.0, ends[0]), min(1.0, ends[1])
                 name = f"{task}, {metric}" if rule in ("none", "") else f"{task}, {metric} ({rule})"
                 found.append(Line(folder.name, name, content["length"], cases, float(value), ends, metric))
         return found

@@ -11,9 +11,9 @@ from typing import Any
 from ringformer.evals.evaluation_setup import out_folder, say
 from ringformer.evals.figures import COLOR, PERCENT
 from ringformer.evals.model_folder import identity, is_hugging_face
-from ringformer.evals.report.gather import NATS, SCORE, Line, gather
+from ringformer.evals.report.gather import CASES, NATS, RESULTS, SCORE, Line, gather
 from ringformer.files.atomic import write_whole
-from ringformer.files.run_layout import EVALS, REPORT
+from ringformer.files.run_layout import CONFIG, EVALS, REPORT
 from ringformer.plotting import RULE, check_matplotlib, drawn
 
 HEAD = ("evaluation", "task", "context", "cases", "value", "95% interval", "unit")
@@ -28,10 +28,16 @@ def report(args: argparse.Namespace) -> None:
     run = Path(args.run_dir)
     if is_hugging_face(args.run_dir) and not (args.evals and args.out):
         raise ValueError(f"{run} is a Hugging Face checkpoint, which is never written to: set --evals and --out")
+    if not (run / CONFIG).is_file():
+        stages = ", ".join(path.name for path in sorted(run.glob("stage-*")))
+        which = f"a run in stages: name one of them, {stages}" if stages else "no folder of a run or of a model"
+        raise ValueError(f"{run} is {which}")
+    if args.out and any((Path(args.out) / file).exists() for file in (CASES, RESULTS)):
+        raise ValueError(f"--out={args.out} is the folder of an evaluation: choose another")
     check_matplotlib()
     of_model = identity(args.run_dir)
     evals = Path(args.evals) if args.evals else run / EVALS
-    found = gather(evals, of_model["checkpoint"])
+    found = gather(evals, of_model)
     for name, reason in found.left_out.items():
         say(f"{evals / name} is left out: {reason}")
     if not found.lines:
@@ -67,7 +73,8 @@ def cells(line: Line) -> tuple[str, ...]:
         value = f"{line.value:.4f}"
         unit = f"{NATS}, perplexity {math.exp(min(line.value, 700)):,.3f}" if line.unit == NATS else line.unit
         interval = "" if line.interval is None else f"{line.interval[0]:.4f} to {line.interval[1]:.4f}"
-    return line.evaluation, name, context, f"{line.cases:,}", value, interval, unit
+    cases = "" if line.cases is None else f"{line.cases:,}"
+    return line.evaluation, name, context, cases, value, interval, unit
 
 
 @drawn
