@@ -128,4 +128,4 @@ def test_the_committed_figure_of_the_overlap_names_its_targets():
 
 def test_pictures_are_small():
     sizes = {path.name: path.stat().st_size for path in FIGURES.iterdir()}
-    assert len(sizes) == 11 and max(sizes.values()) < 120_000, sizes
+    assert len(sizes) == 12 and max(sizes.values()) < 120_000, sizes
