@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from ringformer.data.sources.source_files import INSTALLED
 
 JOINS = ("folder", "package")
-"""What becomes one document: the files of one folder; or those of a package, a folder at the top of the source, with
+"""Joins: the files of one folder become one document; or those of a package, a folder at the top of the source, with
 all folders in it."""
 OF_FILES = ("text", "stdlib", INSTALLED)
 """Kinds of source whose documents are files."""

@@ -46,13 +46,13 @@ def table(rows: Sequence[Row]) -> str:
     text = [f"{'task':>22} {'context':>9} cases  cut  score  95% interval"]
     for length, of_length in grouped(rows, "length").items():
         by_task = grouped(of_length, "task")
-        for task, found in by_task.items():
-            low, high = score_interval(found)
-            cut = sum(row["cut"] > 0 for row in found)
+        for task, rows_of_task in by_task.items():
+            low, high = score_interval(rows_of_task)
+            cut = sum(row["cut"] > 0 for row in rows_of_task)
             text.append(
-                f"{task:>22} {length:>9,} {len(found):>5} {cut:>4} {100 * mean(found):>6.1f}  "
+                f"{task:>22} {length:>9,} {len(rows_of_task):>5} {cut:>4} {100 * mean(rows_of_task):>6.1f}  "
                 f"{100 * low:.1f}-{100 * high:.1f}"
             )
-        of_tasks = [mean_scores(found, [length])[0] for found in by_task.values()]
+        of_tasks = [mean_scores(rows_of_task, [length])[0] for rows_of_task in by_task.values()]
         text.append(f"{'mean of the tasks':>22} {length:>9,} {'':>10} {100 * sum(of_tasks) / len(of_tasks):>6.1f}")
     return "\n".join(text)

@@ -52,7 +52,7 @@ class Report(NamedTuple):
 
     lines: list[Line]
     left_out: dict[str, str]
-    """Why a folder is not in the report, by its name."""
+    """Reason why a folder is not in the report, by its name."""
 
 
 Read = Callable[[str, Mapping[str, Any], Sequence[Row]], Iterator[Line]]
@@ -71,26 +71,26 @@ def gather(evals: Path, model: Mapping[str, Any]) -> Report:
     report = Report([], {})
     for folder in sorted(path for path in evals.glob("*") if path.is_dir() and path.name != REPORT):
         if contained(folder, CASES).is_file():
-            found = _of_cases(folder, model)
+            lines = _of_cases(folder, model)
         elif contained(folder, RESULTS).is_file():
-            found = _of_harness(folder, model)
+            lines = _of_harness(folder, model)
         else:
-            found = f"it has neither {CASES} nor {RESULTS}"
-        if isinstance(found, str):
-            report.left_out[folder.name] = found
+            lines = f"it has neither {CASES} nor {RESULTS}"
+        if isinstance(lines, str):
+            report.left_out[folder.name] = lines
         else:
-            report.lines.extend(found)
+            report.lines.extend(lines)
     return report
 
 
-def _other_model(found: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+def _other_model(settings: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
     """Return why an evaluation is not of the model; None if it is.
 
     Two conversions of the same weights may differ in their rope: so a folder that is still there must be the model's.
     """
-    if found.get("checkpoint") != model["checkpoint"]:
+    if settings.get("checkpoint") != model["checkpoint"]:
         return "it is of another checkpoint"
-    run = str(found.get("run"))
+    run = str(settings.get("run"))
     return f"it is of {run}" if run != model["run"] and Path(run).exists() else None
 
 
@@ -134,8 +134,8 @@ def _scores(
     """Yield the mean scores by task and context."""
     by_task = grouped(rows, "task") if "task" in rows[0] else {folder: rows}
     for task, of_task in by_task.items():
-        for context, found in contexts(of_task).items():
-            yield Line(folder, task, context, len(found), mean(found), interval(found), SCORE)
+        for context, of_context in contexts(of_task).items():
+            yield Line(folder, task, context, len(of_context), mean(of_context), interval(of_context), SCORE)
 
 
 def _losses(folder: str, settings: Mapping[str, Any], rows: Sequence[Row], parts: Mapping[str, str]) -> Iterator[Line]:
@@ -177,7 +177,7 @@ def _of_harness(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
         if other := _other_model(content["model"], model):
             return other
         counts = content.get("n-samples", {})
-        found = []
+        lines = []
         for task, metrics in content["results"].items():
             of_task = counts.get(task)  # of tasks, not of groups
             cases = None if of_task is None else int(of_task["effective"])
@@ -191,8 +191,8 @@ def _of_harness(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
                 if ends is not None and metric.startswith(SHARES):
                     ends = max(0.0, ends[0]), min(1.0, ends[1])
                 name = f"{task}, {metric}" if rule in ("none", "") else f"{task}, {metric} ({rule})"
-                found.append(Line(folder.name, name, content["length"], cases, float(value), ends, metric))
-        return found
+                lines.append(Line(folder.name, name, content["length"], cases, float(value), ends, metric))
+        return lines
     except (TypeError, LookupError, AttributeError, ValueError):
         return f"its {RESULTS} has another form than the harness's"
 

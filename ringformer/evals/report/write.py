@@ -37,18 +37,18 @@ def report(args: argparse.Namespace) -> None:
     check_matplotlib()
     of_model = identity(args.run_dir)
     evals = Path(args.evals) if args.evals else run / EVALS
-    found = gather(evals, of_model)
-    for name, reason in found.left_out.items():
+    gathered = gather(evals, of_model)
+    for name, reason in gathered.left_out.items():
         say(f"{evals / name} is left out: {reason}")
-    if not found.lines:
+    if not gathered.lines:
         raise ValueError(f"{evals} has no evaluation of the checkpoint of {run}: run ringformer eval first")
     title = f"{run.resolve().name}, step {of_model['step'] or 0}"
-    table = markdown(found.lines)
+    table = markdown(gathered.lines)
     with out_folder(argparse.Namespace(out=args.out, run=args.run_dir), REPORT) as folder:
-        content = {"model": of_model, "lines": [line._asdict() for line in found.lines]}
+        content = {"model": of_model, "lines": [line._asdict() for line in gathered.lines]}
         write_whole(folder / "report.json", json.dumps(content, indent=1) + "\n")
         write_whole(folder / "report.md", f"# {title}\n\n{table}\n")
-        draw_report(found.lines, title, path=folder / "report.png")
+        draw_report(gathered.lines, title, path=folder / "report.png")
     print(table)
     say(f"{folder}: report.md, report.json, report.png")
 

@@ -37,7 +37,6 @@ WRONG = [
     ({"rewritten": "last", "format": "messages"}, "{}rewritten='last' needs {}template='tokenizer' and a {}format of"),
     ({"rewritten": "last", "template": "tokenizer"}, "{}rewritten='last' needs {}template='tokenizer' and a {}format "),
     ({"rewritten": "all", "template": "tokenizer"}, "unknown {}rewritten 'all'; known: split, last, refuse"),
-    ({"encoding": "utf-8"}, "{}encoding='utf-8' needs a source of text, jsonl, json, not stdlib"),
     ({"encoding": "utf-9"}, "encoding 'utf-9' is unknown; known are Python's, such as utf-8, utf-16, "),
     ({"encoding": "utf-8,rot13"}, "encoding 'rot13' is unknown"),
     ({"clean": "html,merge,short"}, "{}clean='html,merge,short': merge, short cannot clean documents"),
@@ -100,3 +99,13 @@ def test_a_store_of_an_earlier_version_has_none_of_the_later_options(tmp_path):
     data = parse(load_config(tmp_path / "config.py", named), inherit=False).data
     assert (data.format, data.clean, data.skip_malformed) == ("documents", "usual", False)
     assert open_or_build(tmp_path / "s", data, load_tokenizer("bytes"))
+
+
+def test_an_encoding_is_of_files_of_text():
+    """Also of Python's library and of installed packages, whose files may have another."""
+    for source in ("text:a", "jsonl:a", "stdlib", "installed"):
+        assert StoreOptions(source=source, encoding="utf-8,latin-1").encoding
+    with pytest.raises(
+        ValueError, match="encoding='utf-8' needs a source of text, jsonl, json, stdlib, installed, not"
+    ):
+        StoreOptions(source="parquet:a", encoding="utf-8")
