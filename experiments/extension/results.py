@@ -106,7 +106,7 @@ def chat_results(out: Path, models: Sequence[str]) -> list[Results]:
 
 
 def training_results(out: Path, plan: Plan) -> list[Results]:
-    """Return each run's stages: steps, losses, and the median of their seconds without the first and the last."""
+    """Return each run's stages: steps, losses, and the median of their seconds without the first, which compiles."""
     table = []
     for model in plan.trainings:
         run = out / "runs" / model
@@ -114,7 +114,7 @@ def training_results(out: Path, plan: Plan) -> list[Results]:
             config = json.loads((stage / "config.json").read_text())
             steps = [row for row in read_metrics(stage / "metrics.jsonl") if "loss" in row]
             tokens = config["seq_len"] * config["batch_size"]
-            seconds = [tokens / step["tokens_per_second"] for step in steps[1:-1]]
+            seconds = [tokens / step["tokens_per_second"] for step in steps[1:]]
             row = {
                 "model": model,
                 "seq_len": config["seq_len"],
@@ -125,7 +125,7 @@ def training_results(out: Path, plan: Plan) -> list[Results]:
                 "step_seconds": round(median(seconds), 3),
                 "tokens_per_second": round(tokens / median(seconds), 1),
             }
-            measured = {key: median(step[key] for step in steps[1:-1]) for key in ("mfu",) if key in steps[0]}
+            measured = {key: median(step[key] for step in steps[1:]) for key in ("mfu",) if key in steps[0]}
             peaks = {"peak_memory_gib": steps[-1]["peak_memory_gib"]} if "peak_memory_gib" in steps[-1] else {}
             table.append(row | {key: round(value, 4) for key, value in (measured | peaks).items()})
     return table

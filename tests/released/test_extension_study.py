@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -23,7 +24,7 @@ def test_the_study_goes_through(tmp_path):
     tokenizer = Tokenizer.from_file(str(smol() / "tokenizer.json"))
     texts = [path.read_text() for path in sorted((ROOT / "ringformer").rglob("*.py"))]
     documents = ["\n".join(texts[start::6]) for start in range(6)]
-    ids = [encoding.ids[:4096] for encoding in tokenizer.encode_batch(documents)]
+    ids = [np.array(encoding.ids[:4096]) for encoding in tokenizer.encode_batch(documents)]
     (tmp_path / "inputs").mkdir()
     write_tokens(tmp_path / "inputs" / "train.parquet", ids[:4])
     write_tokens(tmp_path / "inputs" / "held_out.parquet", ids[4:])
