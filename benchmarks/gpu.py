@@ -311,9 +311,10 @@ def main() -> None:
             find_target(args.target)
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    adds = "--target" if args.target else "--missing" if args.missing else None
+    if adds and (out is None or not out.exists()):
+        parser.exit(2, f"{parser.prog}: {adds} adds to measurements: give their file with --out\n")
     if args.target:
-        if out is None or not out.exists():
-            parser.exit(2, f"{parser.prog}: --target adds to measurements: give their file with --out\n")
         results = json.loads(out.read_text())
         add_predictions(results, size, args.target)
         out.write_text(json.dumps(results, indent=1) + "\n")
@@ -326,8 +327,6 @@ def main() -> None:
         "device": _part("device", size),
     }
     if args.missing:
-        if out is None or not out.exists():
-            parser.exit(2, f"{parser.prog}: --missing adds to measurements: give their file with --out\n")
         earlier = json.loads(out.read_text())
         if (earlier["device"], earlier["jax"]) != (results["device"], results["jax"]):
             parser.exit(2, f"{parser.prog}: {out} is of {earlier['device']} with JAX {earlier['jax']}\n")

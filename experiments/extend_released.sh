@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Extend a released model, SmolLM2-135M-Instruct of 8K tokens, and measure what its larger rope theta and what the training
 # did: losses by position, RULER's tasks and chats. Writes OUT (default: runs/extend_released/FORM), and when it ends
-# results/extension.json and docs/figures/extension_FORM.png. If interrupted, run the same command again: parts that ended
+# results/extension.json and docs/figures/extension_FORM.png (--toy: both in OUT). If interrupted, run the same command again: parts that ended
 # are kept. Without an option the form is whole: hours on two cores.
 #   --core         three models up to 16K tokens: an hour on two cores
 #   --gpu          steps at 16K, 32K and 64K and evaluations up to 128K, on one H100 or H200: eight minutes
@@ -15,7 +15,7 @@ plan=whole
 out=
 pack=
 inputs=
-results=results/extension.json
+results=
 figure=
 usage="usage: bash experiments/extend_released.sh [--core | --gpu | --toy] [--pack=DIR] [--inputs=DIR] [--results=FILE] \
 [--figure=FILE] [OUT]"
@@ -37,6 +37,11 @@ for argument in "${joined[@]}"; do
     esac
 done
 out=${out:-runs/extend_released/$plan}
+mkdir -p "$out"
+if [ "$plan" = toy ]; then
+    results=${results:-$out/results.json} figure=${figure:-$out/losses.png}  # no results to keep
+fi
+results=${results:-results/extension.json}
 figure=${figure:-docs/figures/extension_$plan.png}
 if [ -z "${RINGFORMER_PYTHON:-}" ]; then
     bash scripts/setup_venv.sh test

@@ -13,6 +13,8 @@ from benchmarks import gpu
         (["--target=nonsense"], "unknown target 'nonsense'; known: "),
         (["--target="], "unknown target ''; known: "),
         (["--out="], "--out= names no file"),
+        (["--missing"], "--missing adds to measurements: give their file with --out"),
+        (["--missing", "--out=none.json"], "--missing adds to measurements: give their file with --out"),
         (["--out=."], "--out=. is a folder"),
         (["--out=none/gpu.json"], "there is no folder none"),
         (["--out=/proc/gpu.json"], "--out=/proc/gpu.json cannot be written"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.extension.plans import GPU
 from ringformer.data import TokenStore
-from tests.released.fetch import Archive, archives
+from tests.released.fetch import COMMAND, Archive, archives
 
 PIECE = 46_500_000
 TRAINED_TOKENS = 6 * 2**20
@@ -51,10 +51,19 @@ def documents_of(store: TokenStore, shortest: int, longest: int) -> list[np.ndar
 
 
 def pack(store: Path, out: Path) -> None:
-    """Write the inputs that `unpack` reads."""
+    """Write the inputs that `unpack` reads. Raises FileNotFoundError without documents or without the archive, and
+    ValueError for too few documents."""
+    if not (store / "train" / "store.json").is_file():
+        raise FileNotFoundError(f"there are no documents in {store}: run the study there first, e.g. with --core")
+    if not smol_archive().is_there:
+        raise FileNotFoundError(f"{smol_archive().path} is absent: {COMMAND}")
     out.mkdir(parents=True, exist_ok=True)
     long = documents_of(TokenStore(store / "train"), SHORTEST, LONGEST)
     order = np.random.default_rng(0).permutation(len(long))
+    if sum(map(len, long)) < TRAINED_TOKENS:
+        raise ValueError(
+            f"the documents of {store} that have {SHORTEST:,} tokens are too few: {TRAINED_TOKENS:,} needed"
+        )
     trained: list[np.ndarray] = []
     while sum(map(len, trained)) < TRAINED_TOKENS:
         trained.append(long[order[len(trained)]])
@@ -87,4 +96,7 @@ def unpack(inputs: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    pack(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        pack(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (FileNotFoundError, ValueError) as error:
+        sys.exit(f"pack: {error}")

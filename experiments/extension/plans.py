@@ -41,9 +41,6 @@ class Plan:
     documents: int
     """Held-out documents whose loss is measured."""
     tasks: tuple[Task, ...]
-    join: str = "folder"
-    """What becomes one document (`data.join`)."""
-    source: str = "installed"
     machine: Flags = field(default_factory=dict)
     """Flags of evaluations and chats for this machine."""
     at_once: int = 1

@@ -27,6 +27,8 @@ from ringformer.plotting import check_matplotlib
 ROOT = Path(__file__).parents[2]
 CONFIGS = Path("experiments/extension")
 """Folder of the configs, from `ROOT`, where every part runs."""
+DOCUMENTS: Flags = {"source": "installed", "join": "folder", "held_out": 0.1}
+"""Documents to train on and to measure: the folders of Python's library and of the installed packages."""
 SHARE_OF_MEMORY = 0.9
 """Share of an accelerator's memory that the evaluations of one moment may take together."""
 
@@ -84,8 +86,8 @@ class Study:
         """Yield the parts that make the stores."""
         tokenizer = f"--tokenizer={self.released}"
         if self.inputs is None:
-            source = f"--source={self.plan.source}", f"--join={self.plan.join}", "--held_out=0.1", "--skip_malformed"
-            yield Part("documents", ("data", "prepare", f"--store={self.store(True)}", tokenizer, *source))
+            store = f"--store={self.store(True)}", tokenizer
+            yield Part("documents", ("data", "prepare", *store, *flags(DOCUMENTS), "--skip_malformed"))
             return
         for name in ("train", "held_out"):
             rows = f"--source=parquet:{self.inputs}/{name}.parquet", "--format=tokens", "--held_out=0"
@@ -101,8 +103,7 @@ class Study:
                 "data.tokenizer": self.released,
             }
             if self.inputs is None:
-                keys |= {"data.source": self.plan.source, "data.join": self.plan.join, "data.held_out": 0.1}
-                keys |= {"data.skip_malformed": True}
+                keys |= {f"data.{key}": value for key, value in DOCUMENTS.items()} | {"data.skip_malformed": True}
             else:
                 keys |= {"data.source": f"parquet:{self.inputs}/train.parquet", "data.format": "tokens"}
                 keys |= {"data.held_out": 0}
@@ -130,7 +131,7 @@ class Study:
         (self.out / "answers").mkdir(exist_ok=True)
         chats.write_prompts(questions)
         for name in self.plan.models:
-            answers = f"--chat --prompts={questions} --out={self.out / 'answers' / f'{name}.jsonl'}".split()
+            answers = "--chat", f"--prompts={questions}", f"--out={self.out / 'answers' / f'{name}.jsonl'}"
             length = f"--max_new_tokens={chats.NEW_TOKENS}", f"--batch_size={len(chats.QUESTIONS)}"
             # Short prompts, each in one piece.
             machine = {key: value for key, value in self.plan.machine.items() if key != "prefill_chunk"}

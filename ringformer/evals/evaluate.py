@@ -92,7 +92,7 @@ def evaluate_nolima(args: argparse.Namespace) -> None:
     """Run `ringformer eval nolima`."""
     haystack = needle.Haystack.load(args.haystack)
     depths = parse_numbers(args.depths, float, "number")
-    nolima.check(depths)
+    needle.check(needle.Needles(), depths)
     nolima.usable(haystack)
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:

@@ -124,7 +124,8 @@ def test_needles_without_a_literal_match(run, answered_by, capsys):
     assert "direct is False, not True" in capsys.readouterr().err
     assert evaluate("nolima", run, *options, "--direct", f"--out={run}/direct") == 0
     assert "asked for in its words" in capsys.readouterr().out
-    assert evaluate("nolima", run, "--lengths=2K", "--depths=-1") == 2
+    assert evaluate("nolima", run, "--lengths=2K", "--depths=101") == 2
+    assert "--depths: 101 is not a percentage from 0 to 100" in capsys.readouterr().err
 
 
 def test_longbench_from_its_files(run, answered_by, tmp_path, capsys):

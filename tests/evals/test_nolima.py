@@ -87,8 +87,3 @@ def test_the_pairs_are_distinct():
         assert not [other for other in nolima.NAMES if other != name and name in other]
     for pair in nolima.PAIRS:
         assert words(pair.landmark).isdisjoint(words(nolima.QUESTION.format(region=pair.region)))
-
-
-def test_depths_are_percentages():
-    with pytest.raises(ValueError, match="--depths: 101 is not a percentage"):
-        nolima.check([0, 101])

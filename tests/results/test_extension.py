@@ -61,6 +61,7 @@ def test_what_the_page_says_of_the_numbers():
 def test_memory_is_as_estimated():
     """The seconds are not: the page says by how much."""
     assert [row["steps"] for row in GPU["training"]] == [16, 8, 10]
+    assert round(GPU["parts"]["train-long"]["seconds"]) == 168
     for row in GPU["training"]:
         assert 0.99 < row["peak_memory_gib_estimate"] / row["peak_memory_gib"] < 1.01
         assert 1.55 < row["step_seconds"] / row["step_seconds_model"] < 1.85

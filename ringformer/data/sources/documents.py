@@ -112,7 +112,7 @@ def read_documents(
         )
     any_bytes = any_bytes and not encoding
     if source in ("stdlib", INSTALLED):
-        skip_empty, max_bytes = True, None
+        skip_empty = True
         files = source_files(source)
         documents = _files(in_groups(files, source, join), encodings, max_bytes, any_bytes, malformed)
     elif kind == "text" and where:

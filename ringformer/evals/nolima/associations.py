@@ -111,12 +111,6 @@ def prompt(text: str, drawn: Drawn, depth: float, *, direct: bool) -> str:
     return f"{INTRODUCTION}{text[:position]}{needle}{text[position:]}\n\n{INSTRUCTION}{question}{ANSWER}"
 
 
-def check(depths: Sequence[float]) -> None:
-    """Raise ValueError for a depth outside 0 to 100 percent."""
-    if wrong := [depth for depth in depths if not 0 <= depth <= 100]:
-        raise ValueError(f"--depths: {wrong[0]:g} is not a percentage from 0 to 100")
-
-
 def cases_of_length(
     length: int,
     depths: Sequence[float],
