@@ -79,7 +79,7 @@ def change_after_check(monkeypatch, damage):
     monkeypatch.setattr(verify, "checkpoint_faults", checked)
 
 
-@pytest.mark.usual("zarr 3-False-2", "zarr 3-True-2")
+@pytest.mark.usual("zarr 3-True-2")
 @pytest.mark.parametrize("of_each", [2, 6])
 @pytest.mark.parametrize("between", [False, True])
 def test_no_trial_is_silent(run, monkeypatch, between, of_each):

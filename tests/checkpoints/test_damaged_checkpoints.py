@@ -64,7 +64,7 @@ def verified(run, file) -> str:
     return "named" if any(str(file) in fault or str(file.parent) in fault for fault in faults) else "unharmed"
 
 
-@pytest.mark.parametrize("restores", [3, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("restores", [1, pytest.param(None, marks=pytest.mark.slow)])
 def test_every_file_damaged_in_every_way_is_named_or_does_no_harm(run, restores):
     """Verified each time; and restored for each file (None), or for this many that the commit draws: a restore takes a
     hundred times as long."""

@@ -80,6 +80,7 @@ def test_the_code_of_the_card_loads_them(folder, monkeypatch):
     assert torch.equal(logits, expected)
 
 
+@pytest.mark.slow
 def test_merged_weights_are_those_of_peft(folder):
     merged = with_peft(folder).merge_and_unload().state_dict()
     exported = load_file(folder / "merged" / "model.safetensors")

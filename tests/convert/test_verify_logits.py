@@ -136,7 +136,11 @@ def test_a_noisy_reference_forgives_nothing():
     [
         ({"[UNK]": 0, "the": 1, "water": 2}, "40 tokens of text"),
         ({"[UNK]": 0, "the": 257}, "40 tokens of random ids, because the tokenizer has id 257 and the model only 257"),
-        (None, "40 tokens of random ids, because transformers cannot read the tokenizer ("),
+        pytest.param(
+            None,
+            "40 tokens of random ids, because transformers cannot read the tokenizer (",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_tokenizer_gives_text(models, tmp_path, vocabulary, tokens):

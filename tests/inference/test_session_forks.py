@@ -42,7 +42,7 @@ def check(session: Session, texts: list[list[int]], config, new: int = 3) -> lis
     return texts
 
 
-@pytest.mark.usual("in chunks, striped", "one device")
+@pytest.mark.usual("in chunks, striped")
 @pytest.mark.parametrize("case", CASES)
 def test_rows_share_the_text_of_one(case):
     mesh_dim, changes, chunk = MESHES[case]

@@ -57,6 +57,7 @@ def test_microbatches_keep_the_features_of_their_tokens(tmp_path):
         assert relative_error(np.asarray(actual[name]), np.asarray(expected[name])) < 1e-6
 
 
+@pytest.mark.slow
 def test_an_estimate_has_the_features():
     """Compiled for TPUs that are not there."""
     workload = Workload(BitsConfig(), find_target("v5e-8"), "1,1,1,8", seq_len=1024)

@@ -67,7 +67,6 @@ def oracle():
 
 @pytest.mark.usual(
     "{'attention': 'memory_efficient'}",
-    "{'attention': 'ring', 'head_groups': 2}",
     "{'attention': 'ring'}",
     "{'attention': 'ring', 'remat': 'attention', 'offload': True}",
 )

@@ -81,6 +81,7 @@ def test_the_run_records_family_and_file(trained):
     assert (saved["family"], saved["family_file"]) == ("mine", str(trained / "mine.py"))
 
 
+@pytest.mark.usual("eval")
 @pytest.mark.parametrize("which", range(3), ids=["generate", "eval", "convert"])
 def test_a_verb_says_what_to_pass_and_takes_it(which, trained, tmp_path, capsys):
     words = verbs(trained, tmp_path)[which]

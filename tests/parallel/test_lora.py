@@ -76,7 +76,7 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.usual("1,1,1,8-{}-1")
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh_dim", "change", "accumulate"), MIXTURES, ids=str)
 def test_adapters_train_as_on_one_device(mesh_dim, change, accumulate):
     metrics, gradient, params, _ = trained(mesh_dim, dataclasses.replace(CONFIG, **change), accumulate=accumulate)

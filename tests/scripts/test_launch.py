@@ -149,13 +149,21 @@ LOCAL = ["launch_local.sh", *QUICK]
     ("command", "message"),
     [
         (["gpu_node.sh", "--target=9xH100", A100, *PATHS], "--target=9xH100 is more than a node of 8 GPUs"),
-        (["gpu_node.sh", "--target=16xH100", A100, *PATHS, "--skip-estimate"], "is more than a node of 8 GPUs"),
+        pytest.param(
+            ["gpu_node.sh", "--target=16xH100", A100, *PATHS, "--skip-estimate"],
+            "is more than a node of 8 GPUs",
+            marks=pytest.mark.slow,
+        ),
         (["gpu_node.sh", "--target=7xH200", H200, *PATHS], "needs 8 devices, there are 7"),
         pytest.param(
             ["gpu_node.sh", "--target=8xH101", A100, *PATHS], "unknown target '8xH101'", marks=pytest.mark.slow
         ),
         (["slurm.sh", "--target=32xA100-80", *QUICK, "--skip-estimate"], "needs 8 devices, there are 32"),
-        ([*POD, *QUICK, "--accelerator=v5litepod-256", "--skip-estimate"], "needs 8 devices, there are 256"),
+        pytest.param(
+            [*POD, *QUICK, "--accelerator=v5litepod-256", "--skip-estimate"],
+            "needs 8 devices, there are 256",
+            marks=pytest.mark.slow,
+        ),
         ([*LOCAL, "--processes=3"], "3 processes do not share eight devices equally: --devices=N"),
         pytest.param(
             [*LOCAL, "--processes=3", "--devices=2"],

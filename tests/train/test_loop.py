@@ -87,6 +87,7 @@ def test_a_run_learns(whole):
     assert saved["mesh_dim"] == "1,1,1,8" and saved["texts_begin"] is False, "bytes have no BOS token"
 
 
+@pytest.mark.slow
 def test_another_mesh_gives_the_same_losses(whole, config):
     whole, _ = whole
     other = dataclasses.replace(config, mesh_dim="1,2,2,2", accumulate=2)

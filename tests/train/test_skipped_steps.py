@@ -64,6 +64,7 @@ def shards(tree):
     return [np.array(shard.data) for x in jax.tree.leaves(tree) for shard in x.addressable_shards]
 
 
+@pytest.mark.usual("up to a norm")
 @pytest.mark.parametrize("skip_spikes", [False, True], ids=["any norm", "up to a norm"])
 def test_nothing_but_the_number_of_a_bad_step_goes_on(skip_spikes, config, monkeypatch):
     """On each of eight devices, for one bad token of one of them; the state is donated all the same, every byte."""

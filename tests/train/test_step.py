@@ -117,6 +117,7 @@ def test_any_mesh_trains_as_one_device(one_device, mesh_dim, change, accumulate)
     assert max(e for e, _ in worst.values()) < 1e-5, worst
 
 
+@pytest.mark.slow
 def test_as_many_query_heads_of_a_rank_as_key_heads_of_all():
     """Eight query heads and two key heads on tp=4: a rank has two of the former, and reads one of the latter."""
     config = dataclasses.replace(CONFIG, num_heads=8)

@@ -72,6 +72,7 @@ def test_a_token_costs_no_collective_more_of_a_longer_context(mesh_dim):
     assert counts[0] == counts[1]
 
 
+@pytest.mark.usual("1,2,2,2")
 @on_tpu
 @pytest.mark.parametrize("mesh_dim", MESHES)
 def test_a_token_takes_little_more_than_its_floor(mesh_dim):

@@ -105,6 +105,7 @@ def test_the_longest_halves_until_something_is_accepted(monkeypatch):
     assert found.seq_len == 2**17 and found.chosen is not None
 
 
+@pytest.mark.slow
 def test_the_other_end_is_the_longest_whose_step_is_short_enough(monkeypatch):
     """All of its sequences count to the step; what is longer is not even compiled if the closed form says so."""
     monkeypatch.setattr(targets, "find_spec", lambda name: None)

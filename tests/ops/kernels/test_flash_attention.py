@@ -59,6 +59,7 @@ def test_plain_causal(layout, n, d):
     assert_close(on_pallas_ring(n, layout, inputs, cotangents, q_chunk=128, k_chunk=128), expected)
 
 
+@pytest.mark.slow
 def test_long_documents_that_end_elsewhere_in_every_row():
     """Pairs of chunks within one document, pairs that a boundary cuts in one row or in both, and pairs of two."""
     T = 2 * 512
@@ -70,10 +71,10 @@ def test_long_documents_that_end_elsewhere_in_every_row():
 
 def test_gradients_of_one_half_of_the_heads_travel_during_the_other():
     """Four key heads: the kernel adds to dk, dv and dbias that came from the previous rank; documents and a bias."""
-    T = 3 * 256
+    T = 2 * 256
     inputs, cotangents = arrays(T, B=1, H=4, K=4, bias=True, d=64)
-    ids = (np.searchsorted([200, 600], np.arange(T), side="right")[None],) * 2
-    out = on_pallas_ring(3, "zigzag", inputs, cotangents, ids, q_chunk=128, k_chunk=128)
+    ids = (np.searchsorted([100, 400], np.arange(T), side="right")[None],) * 2
+    out = on_pallas_ring(2, "zigzag", inputs, cotangents, ids, q_chunk=128, k_chunk=128)
     assert_close(out, dense(inputs, cotangents, segment_ids=ids))
 
 
@@ -233,12 +234,12 @@ def test_bfloat16_gradients_are_as_exact_as_those_of_xla():
 
 
 def test_bfloat16_errors_do_not_grow_with_chunks_and_hops():
-    """Four ranks, 16 chunks of keys: o, l and dq stay float32 from visit to visit, dk and dv from hop to hop. The error
+    """Two ranks, 16 chunks of keys: o, l and dq stay float32 from visit to visit, dk and dv from hop to hop. The error
     is XLA's of one device and one chunk."""
     T = 16 * 128
     inputs, cotangents = rounded(*arrays(T, B=1, H=1, K=1, d=64))
     exact = exact_attention(inputs, cotangents)
-    ours = on_pallas_ring(4, "zigzag", inputs, cotangents, compile=jit_as_written, q_chunk=256, k_chunk=128)
+    ours = on_pallas_ring(2, "zigzag", inputs, cotangents, compile=jit_as_written, q_chunk=256, k_chunk=128)
     plain = on_ring(1, "contiguous", inputs, cotangents, compile=jit_as_written, q_chunk=T, k_chunk=T)
     found, limits = rounding_errors(ours, exact), rounding_errors(plain, exact)
     assert all(found[name] <= 1.05 * limits[name] for name in found), (found, limits)
