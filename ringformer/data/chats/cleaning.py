@@ -16,6 +16,7 @@ Further rules are chosen by name:
 """
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections import Counter
@@ -126,7 +127,7 @@ def follows(turns: Sequence[Message], message: Message) -> bool:
     between a call and the next answer."""
     last = turns[-1] if turns else None
     if message.role == "tool":
-        return last is not None and (last.role == "tool" or bool(last.role == "assistant" and last.extra))
+        return last is not None and (last.role == "tool" or "tool_calls" in json.loads(last.extra or "{}"))
     if message.role == "assistant":
         return last is not None and last.role in ("user", "tool")
     return message.role == "user" and (last is None or last.role == "assistant")

@@ -11,7 +11,8 @@ prompt     {"prompt": ..., "completion": ..., "system": ...}; the completion may
 
 A content is a text, or a list of parts such as {"type": "text", "text": ...}; other parts cannot be read. An
 assistant's message may have `tool_calls`, and then no content; messages of the role `tool` answer them. It may have
-thoughts beside its content, as `reasoning_content`, `reasoning` or `thinking`. As in OpenAI's files for finetuning, an
+thoughts beside its content, as `reasoning_content`, `reasoning` or `thinking`. A message may have a speaker's `name`,
+which the chat template must write. As in OpenAI's files for finetuning, an
 assistant's message of `weight` 0 is not trained on.
 """
 
@@ -73,7 +74,12 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of content parts that are text, in OpenAI's two interfaces."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of an answer's thoughts, for templates that read them."""
-EXTRA = {"assistant": ("tool_calls", *THOUGHTS), "tool": ("tool_call_id", "name")}
+EXTRA = {
+    "system": ("name",),
+    "user": ("name",),
+    "assistant": ("name", "tool_calls", *THOUGHTS),
+    "tool": ("name", "tool_call_id"),
+}
 """Keys of a message besides its text that chat templates read, by its role."""
 
 
@@ -143,6 +149,9 @@ def read_messages(record: dict[str, Any], chat_format: ChatFormat) -> tuple[Mess
     shape = FORMATS[chat_format]
     if isinstance(shape, Instructions):
         return _messages(_instruction(record, shape), record if shape.lists else {}, TURNS)
+    given = [key for key in shape.turns if record.get(key)]
+    if len(given) > 1:
+        raise MalformedRecord(f"it has {' and '.join(map(repr, given))}: keep one of them", OTHER_SHAPE)
     key = next((key for key in shape.turns if record.get(key) is not None), shape.turns[0])
     turns = record.get(key)
     if not isinstance(turns, list):
@@ -225,7 +234,8 @@ def _message(turn: Any, name: str, shape: Turns) -> Message:
     if turn.get("refusal"):
         raise MalformedRecord(f"{name} has a 'refusal' beside its {shape.text!r}: make it the text", NO_TEXT)
     role: Any = turn[shape.role]
-    extra = _extra(turn, EXTRA.get(role, ()) if type(role) is str else (), name)
+    known_role = ROLES.get(role) if type(role) is str else None
+    extra = _extra(turn, EXTRA[known_role] if known_role else (), name)
     text: Any = _joined(turn.get(shape.text), name)
     if text is None and "tool_calls" in extra:
         text = ""
@@ -264,7 +274,7 @@ def _joined(content: Any, name: str) -> Any:
 def _extra(turn: Mapping[str, Any], keys: Sequence[str], name: str) -> dict[str, Any]:
     """Return those of the keys of a turn that have a value, with the arguments of calls as objects."""
     extra = {key: _without_nulls(turn[key]) for key in keys if turn.get(key)}
-    for key in THOUGHTS:
+    for key in ("name", *THOUGHTS):
         if type(extra.get(key, "")) is not str:
             raise MalformedRecord(f"the {key!r} of {name} is {type(extra[key]).__name__}, not text", NO_TEXT)
     calls = extra.get("tool_calls", [])

@@ -39,12 +39,12 @@ def part_left_out(
         if role == "assistant":
             missing = _left_out_of_answer(message, shown(number))
         elif role == "system":  # templates move it, and may write it in prompts alone
-            places = [_place(message["content"], text) for text in (in_prompt, squeezed)]
-            missing = message["content"] if places == [None, None] else None
+            parts = (message["content"], message.get("name", ""))
+            missing = next((x for x in parts if _place(x, in_prompt) is None and _place(x, squeezed) is None), None)
         else:
-            place = _place(message["content"], squeezed, reached)
-            missing = message["content"] if place is None else None
-            reached = place or reached
+            parts = (message.get("name", "") if role == "user" else "", message["content"])
+            missing = next((x for x in parts if _place(x, squeezed, reached) is None), None)
+            reached = _place(message["content"], squeezed, reached) or reached
         if missing is not None:
             return f"{_excerpt(missing)} of turn {number} ({role})"
     return None

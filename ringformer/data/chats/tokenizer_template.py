@@ -37,6 +37,8 @@ SECONDS_TO_SEND = 2e-6
 """Seconds of wall time to send one character to the process and back."""
 MEMORY = 2**30
 """Bytes of address space that the process may use in addition to those that it uses at its start."""
+EXIT_SECONDS = 1.0
+"""A process whose pipe is closed has this long to end by itself, with the exit code that says why."""
 OUTPUT = 1_000_000
 """Characters that a template may write besides the text of the messages."""
 START_SECONDS = 60.0
@@ -224,7 +226,7 @@ class Worker:
     def _cause_of_death(self, work: str) -> str:
         """End the process, and describe how the template caused that during `work`."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(EXIT_SECONDS)
         code = self._process.returncode
         self.end()
         if self._late or code == -signal.SIGPROF:

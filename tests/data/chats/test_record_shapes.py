@@ -100,6 +100,11 @@ def test_parts_in_tables_have_the_keys_of_all_parts(tmp_path):
             "it has a 'system' and a turn of the system: keep one of them",
         ),
         ("messages", {"messages": turns("q", "a"), "functions": [{"name": "f"}]}, "'functions', OpenAI's old form"),
+        (
+            "messages",
+            {"messages": turns("q", "a"), "conversations": turns("r", "b")},
+            "it has 'messages' and 'conversations': keep one of them",
+        ),
         ("messages", {"messages": turns([{"type": ["text"], "text": "a"}])}, r"a part of type \['text'\]"),
         ("messages", {"messages": turns([])}, "the content of turn 0 is an empty list"),
         ("prompt", {"prompt": "q", "completion": "a", "response": "b"}, "'completion' and 'response': keep the one"),

@@ -294,6 +294,7 @@ ANSWERS = (
 
 def test_a_process_that_answers_something_else_is_not_believed(folder, monkeypatch, tmp_path):
     """As one would that a template has taken over."""
+    monkeypatch.setattr(tokenizer_template, "EXIT_SECONDS", 0.05)
     for answer in (
         *(repr(f"{answer}\n".encode()) for answer in ANSWERS),
         f"b' ' * {64 * (tokenizer_template.OUTPUT + 1)}",  # more than is read of a line

@@ -129,7 +129,7 @@ def test_templates_without_tools_refuse_them(tmp_path, folder):
     source = written(tmp_path / "a.jsonl", RECORD)
     options = StoreOptions(source, held_out=0, format="messages", template="llama3")
     with pytest.raises(
-        ValueError, match=r"a\.jsonl:1: it calls tools or .* template llama3 .* use the template tokenizer"
+        ValueError, match=r"a\.jsonl:1: it calls tools, .* template llama3 .* use the template tokenizer"
     ):
         open_or_build(tmp_path / "s", options, load_tokenizer(str(folder)))
 
@@ -144,6 +144,7 @@ def test_templates_without_tools_refuse_them(tmp_path, folder):
         ({"tool_calls": 5}, "the 'tool_calls' of turn 2 are int, not a list"),
         ({"tool_calls": None, "function_call": {"name": "f"}}, "turn 2 has a function_call, OpenAI's old form"),
         ({"reasoning_content": ["hm"]}, "the 'reasoning_content' of turn 2 is list, not text"),
+        ({"name": 3}, "the 'name' of turn 2 is int, not text"),
         ({"weight": 0.5}, "the 'weight' of turn 2 is 0.5; it must be 0 or 1"),
     ],
 )
@@ -159,7 +160,9 @@ def test_turns_with_tools():
 
     def kept(letters):
         names = {"u": "user", "a": "assistant", "c": "assistant", "t": "tool"}
-        messages = tuple(Message(names[x], str(i), "{}" if x == "c" else "") for i, x in enumerate(letters))
+        messages = tuple(
+            Message(names[x], str(i), '{"tool_calls": [{}]}' if x == "c" else "") for i, x in enumerate(letters)
+        )
         cleaned = list(Cleaning([Conversation(messages, "x")], ""))
         return letters[: len(cleaned[0].messages)] if cleaned else ""
 
@@ -183,7 +186,24 @@ def test_thoughts_beside_an_answer_are_trained_on_or_refused(tmp_path, key):
     other = load_tokenizer(str(llama3(tmp_path / "other", UNMARKED)))
     with pytest.raises(ValueError, match=r"leaves out 'eight less one' of turn 1 \(assistant\)"):
         open_or_build(tmp_path / "t", options, other)
-    with pytest.raises(ValueError, match="has thoughts beside an answer, which the template llama3 has no words for"):
+    with pytest.raises(ValueError, match="has thoughts beside an answer .*which the template llama3 has no words for"):
+        open_or_build(tmp_path / "u", replace(options, template="llama3"), other)
+
+
+@pytest.mark.parametrize(("role", "turn"), [("system", 0), ("user", 1), ("assistant", 2)])
+def test_the_name_of_a_speaker_is_in_the_text_or_the_record_is_refused(tmp_path, role, turn):
+    messages = [{"role": x, "content": f"by the {x}"} for x in ("system", "user", "assistant")]
+    messages[turn]["name"] = "Ada"
+    source = written(tmp_path / "a.jsonl", {"messages": messages})
+    options = StoreOptions(source, held_out=0, format="messages", template="tokenizer")
+    names = UNMARKED.replace("{{ message.content }}", "{{ message.name or '' }}: {{ message.content }}")
+    tokenizer = load_tokenizer(str(llama3(tmp_path / "names", names)))
+    store, _ = open_or_build(tmp_path / "s", options, tokenizer)
+    assert tokenizer.decode(store.tokens[:]).count(f"Ada: by the {role}") == 1
+    other = load_tokenizer(str(llama3(tmp_path / "other", UNMARKED)))
+    with pytest.raises(ValueError, match=rf"leaves out 'Ada' of turn {turn} \({role}\)"):
+        open_or_build(tmp_path / "t", options, other)
+    with pytest.raises(ValueError, match="names a speaker, which the template llama3 has no words for"):
         open_or_build(tmp_path / "u", replace(options, template="llama3"), other)
 
 
