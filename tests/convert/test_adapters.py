@@ -28,15 +28,15 @@ PROMPT = [int(x) for x in np.random.default_rng(0).integers(0, 257, 24)]
 
 @pytest.fixture(scope="module", params=["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])
 def folder(tmp_path_factory, request):
-    """A base as transformers saved it, and a run on a ring of eight that trained adapters of it."""
+    """A base as transformers saved it, and a run that trained adapters of it."""
     folder = tmp_path_factory.mktemp("adapters")
     save_tiny(request.param, folder / "theirs", initializer_range=0.1)
     from_hf(folder / "theirs", folder / "base")
     rows = [{"text": f"{i} keys and values travel around the ring while queries stay"} for i in range(200)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     values = base_config("tiny")
-    values.update({"init_from": str(folder / "base"), "run_dir": str(folder / "run"), "mesh_dim": "1,1,1,8"})
-    values.update({"seq_len": 64, "batch_size": 4, "steps": 12})
+    values.update({"init_from": str(folder / "base"), "run_dir": str(folder / "run"), "mesh_dim": "8,1,1,1"})
+    values.update({"seq_len": 64, "batch_size": 8, "steps": 12})
     values.data.update({"store": str(folder / "store"), "source": f"jsonl:{folder}/rows.jsonl", "held_out": 0.0})
     values.model.compute_dtype = "float32"
     values.optimizer.learning_rate = 2e-2

@@ -26,9 +26,9 @@ register("mine", Family(MyConfig, Decoder, {"my_llama": sizes}))
 
 def get_config():
     config = base_config("my_llama")
-    config.mesh_dim = "1,1,1,8"
+    config.mesh_dim = "1,8,1,1"
     config.seq_len = 128
-    config.batch_size = 1
+    config.batch_size = 8
     config.steps = 2
     config.eval_batches = 1
     config.optimizer.warmup_steps = 1

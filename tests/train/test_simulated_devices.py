@@ -37,7 +37,7 @@ WINDOWS = {"layer_types": "WWF", "window": 20, "num_layers": 3, "layout": "conti
 """The segment ids of the last layer's ring stand beside the loop over the layers before it."""
 
 
-@pytest.mark.usual("change0", "change1")
+@pytest.mark.usual("change0")
 @pytest.mark.parametrize(
     "change",
     [

@@ -128,9 +128,10 @@ def test_as_many_query_heads_of_a_rank_as_key_heads_of_all():
     assert max(jax.tree.leaves(jax.tree.map(relative_error, gradient, expected_gradient))) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh_dim", "change"),
-    [("1,1,1,8", {}), pytest.param("1,1,2,4", {"ulysses": 2, "remat": "attention"}, marks=pytest.mark.slow)],
+    [("1,1,1,8", {}), ("1,1,2,4", {"ulysses": 2, "remat": "attention"})],
 )
 def test_a_window_trains_as_one_device(mesh_dim, change):
     """Over several parts of the ring, packed documents included."""
