@@ -120,8 +120,8 @@ def load_template(
     def rendered(messages: Sequence[Message]) -> list[Rendered] | ValueError:
         if any(message.extra or message.role in ("tool", "tools") for message in messages):
             return ValueError(
-                f"it calls tools, has thoughts beside an answer or names a speaker, which the template {name} has no words "
-                "for: use the template tokenizer"
+                f"it calls tools, has thoughts beside an answer or names a speaker, which the template {name} has no "
+                "words for: use the template tokenizer"
             )
         answers = sum(message.role == "assistant" for message in messages)
         return [Rendered(render(tokenizer, messages), tuple(range(answers)))]
