@@ -186,7 +186,7 @@ def test_thoughts_beside_an_answer_are_trained_on_or_refused(tmp_path, key):
     other = load_tokenizer(str(llama3(tmp_path / "other", UNMARKED)))
     with pytest.raises(ValueError, match=r"leaves out 'eight less one' of turn 1 \(assistant\)"):
         open_or_build(tmp_path / "t", options, other)
-    with pytest.raises(ValueError, match="has thoughts beside an answer .*which the template llama3 has no words for"):
+    with pytest.raises(ValueError, match=r"has thoughts beside an answer .*which the template llama3 has no words for"):
         open_or_build(tmp_path / "u", replace(options, template="llama3"), other)
 
 
