@@ -24,6 +24,7 @@ VERBS = {
     "eval nolima": ("evals.commands:add_nolima", "needles that share no word with the question"),
     "eval mrcr": ("evals.commands:add_mrcr", "one of several answers to the same request in a long conversation"),
     "eval ruler": ("evals.commands:add_ruler", "tasks of RULER that need no outside data, by context"),
+    "eval helmet": ("evals.commands:add_helmet", "tasks of HELMET, from its official files"),
     "eval longbench": ("evals.commands:add_longbench", "tasks of LongBench, from its official files"),
     "eval perplexity": ("evals.commands:add_perplexity", "loss on a store, by position and by context"),
     "eval sliding": ("evals.commands:add_sliding", "perplexity of a store with a sliding window"),

@@ -10,6 +10,7 @@ from ringformer.data.optional_packages import needed_for
 from ringformer.evals.options import (
     EvaluationOptions,
     HarnessOptions,
+    HelmetOptions,
     LinesOptions,
     LongBenchOptions,
     LongPPLOptions,
@@ -61,6 +62,11 @@ def add_longbench(parser: argparse.ArgumentParser) -> Run:
     return _add(parser, LongBenchOptions, "evaluate_longbench", "longbench.evaluate")
 
 
+def add_helmet(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval helmet`."""
+    return _add(parser, HelmetOptions, "evaluate_helmet", "helmet.evaluate")
+
+
 def add_perplexity(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval perplexity`."""
     return _add(parser, PerplexityOptions, "evaluate_perplexity", "perplexity.evaluate")
@@ -107,7 +113,7 @@ def _add(
         "converted temporarily",
     )
     add_flags(parser, options)
-    chats = issubclass(options, PromptOptions | HarnessOptions | LongBenchOptions)
+    chats = issubclass(options, PromptOptions | HarnessOptions | LongBenchOptions | HelmetOptions)
     if chats:
         add_template_option(parser)
 

@@ -120,6 +120,24 @@ class LongBenchOptions(EvaluationOptions):
 
 
 @dataclass(kw_only=True)
+class HelmetOptions(EvaluationOptions):
+    """The tasks of HELMET that its data files hold and no model judges: recall, retrieval-augmented generation and
+    re-ranking, with its prompts, examples and metrics. A prompt that is too long loses the end of its documents, as
+    there. Reports the scores by task, and their mean."""
+
+    data: str
+    """The folder of github.com/princeton-nlp/HELMET with, from data.tar.gz of its dataset, data/."""
+    lengths: str | None
+    """Contexts in tokens for which HELMET has files: some of 8K,16K,32K,64K,128K."""
+    tasks: str | None = None
+    """Names of the tasks to run, separated by commas, e.g. json_kv,kilt_nq; default: all whose files are there."""
+    num_cases: int | None = 100
+    """Questions of each task, as the authors draw them; some are asked with their document at several places."""
+    chat: bool = False
+    """Format prompts with the model's chat template."""
+
+
+@dataclass(kw_only=True)
 class MrcrOptions(PromptOptions):
     """MRCR: in a long conversation the same request is made several times; give one of its answers again, by its number
     and behind a random prefix. Reports the ratio of matching characters, 0 for an answer without the prefix."""

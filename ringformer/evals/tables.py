@@ -32,6 +32,15 @@ def score_interval(rows: Sequence[Row]) -> tuple[float, float]:
     return bootstrap(scores, [1] * len(scores))
 
 
+def interval_of_questions(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of scores between 0 and 1, of which several may be of one question, its
+    `index`: from a bootstrap over questions. If all scores are the same, it is that of right or wrong questions."""
+    scores = [[row["score"] for row in question] for question in grouped(rows, "index").values()]
+    if len({score for question in scores for score in question}) == 1:
+        return wilson(mean(rows), len(scores))
+    return bootstrap([sum(question) for question in scores], [len(question) for question in scores])
+
+
 def mean_tokens(rows: Sequence[Row]) -> float:
     """Mean prompt length in tokens."""
     return sum(row["prompt_tokens"] for row in rows) / len(rows)
@@ -80,4 +89,22 @@ def cross_table(rows: Sequence[Row], field: str, label: str = "{}") -> str:
     for name, group in groups.items():
         scores = "".join(f"{100 * score:>11.1f}" for score in mean_scores(group, lengths))
         text.append(f"{name:>16}{scores.replace('nan', '  -')}")
+    return "\n".join(text)
+
+
+def tasks_table(rows: Sequence[Row]) -> str:
+    """Tabulate the mean scores times 100 by task and context, and their mean over the tasks. Rows of the same `index`
+    are of one question, so that intervals are over questions; `cut` counts prompts that were too long."""
+    text = [f"{'task':>22} {'context':>9} cases  cut  score  95% interval"]
+    for length, of_length in grouped(rows, "length").items():
+        by_task = grouped(of_length, "task")
+        for task, rows_of_task in by_task.items():
+            low, high = interval_of_questions(rows_of_task)
+            cut = sum(row["cut"] > 0 for row in rows_of_task)
+            text.append(
+                f"{task:>22} {length:>9,} {len(rows_of_task):>5} {cut:>4} {100 * mean(rows_of_task):>6.1f}  "
+                f"{100 * low:.1f}-{100 * high:.1f}"
+            )
+        of_tasks = [mean(rows_of_task) for rows_of_task in by_task.values()]
+        text.append(f"{'mean of the tasks':>22} {length:>9,} {'':>10} {100 * sum(of_tasks) / len(of_tasks):>6.1f}")
     return "\n".join(text)

@@ -154,6 +154,28 @@ def test_longbench_from_its_files(run, answered_by, tmp_path, capsys):
     assert "is no folder of LongBench" in capsys.readouterr().err
 
 
+def test_helmet_from_its_files(run, answered_by, tmp_path, capsys):
+    """The tasks whose files are there; other options are another evaluation."""
+    folder = tmp_path / "data" / "json_kv"
+    folder.mkdir(parents=True)
+    pairs = {f"key {i}": f"value {i}" for i in range(40)}
+    row = {"context": json.dumps(pairs), "num_kvs": 40, "demos": [["a", "b"], ["c", "d"]]}
+    rows = [row | {"question": name, "answer": value} for name, value in list(pairs.items())[:9]]
+    (folder / "test_k105_dep6.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model, _ = answered_by(lambda prompt: " value 3" if "\nCorresponding value:" in prompt[-40:] else "none")
+    options = [f"--data={tmp_path}", "--lengths=8K", "--allow_longer"]
+    assert evaluate("helmet", run, *options) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [row["score"] for row in rows_of(run / "evals" / "helmet")].count(1.0) == 1
+    assert out[-2].split()[:5] == ["json_kv", "8,192", "9", "0", "11.1"] and out[-1].split()[-1] == "11.1"
+    assert evaluate("helmet", run, *options, "--num_cases=4") == 2
+    assert "num_cases is 100, not 4" in capsys.readouterr().err
+    assert evaluate("helmet", run, *options, "--chat", "--template=vicuna", f"--out={run}/helmet_chat") == 0
+    assert model.chats == {False, True}
+    assert evaluate("helmet", run, f"--data={tmp_path}", "--lengths=4K") == 2
+    assert "HELMET has no files for 4,096 tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("size", ["--lengths=2K", "--num_lines=20"])
 def test_questions_about_documents(size, run, answered_by, capsys):
     """All questions about a document are asked together, and the interval is one over documents."""
@@ -472,9 +494,9 @@ def test_a_checkpoint_that_is_written_meanwhile_is_not_taken_for_the_one_before(
 def test_an_unknown_evaluation_gets_the_list(capsys):
     assert main(["eval", "lunes"]) == 2
     err = capsys.readouterr().err
-    assert "did you mean 'eval lines'? eval has lines, needle, nolima, mrcr, ruler, longbench" in err
+    assert "did you mean 'eval lines'? eval has lines, needle, nolima, mrcr, ruler, helmet, longbench" in err
     assert main(["eval", "qqqqqq"]) == 2
-    assert "eval has lines, needle, nolima, mrcr, ruler, longbench" in capsys.readouterr().err
+    assert "eval has lines, needle, nolima, mrcr, ruler, helmet, longbench" in capsys.readouterr().err
 
 
 def test_figures_without_matplotlib_are_refused_at_the_start(run, monkeypatch, capsys):

@@ -81,8 +81,6 @@ EXTRA = {
     "tool": ("name", "tool_call_id"),
 }
 """Keys of a message besides its text that chat templates read, by its role."""
-
-
 OTHER_SHAPE, NO_TEXT, WRONG_TOOLS = "another shape", "a content that is not text", "wrong tools or calls"
 """Reasons that reports count."""
 

@@ -141,8 +141,11 @@ def likely_encoding(content: bytes, at: int) -> str:
 
 
 def _unmarked_wide(head: bytes) -> str:
-    """Return utf-16-le or utf-16-be if zero bytes are where Latin text has them, in one byte of most pairs; empty
-    otherwise."""
+    """Return utf-16-le or utf-16-be if zero bytes are where Latin text has them, in one byte of most pairs, or if the
+    bytes begin as JSON does, whatever its letters (RFC 4627, section 3); empty otherwise."""
+    for encoding in ("utf-16-le", "utf-16-be"):
+        if head.startswith(tuple(character.encode(encoding) for character in "{[")) and head[2:4] != b"\0\0":
+            return encoding
     first, second = head[::2].count(0), head[1::2].count(0)
     if len(head) < 8 or min(first, second) or 4 * max(first, second) <= len(head):
         return ""

@@ -11,6 +11,8 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
+from ringformer.evals.texts.answers import normalized
+
 Metric = Callable[[str, str, Sequence[str]], float]
 """Function from an answer, a reference and the classes of a task to the score."""
 
@@ -26,7 +28,7 @@ COMMENTS = ("`", "#", "//")
 
 def question_f1(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
     """F1 of the words, without case, punctuation and articles."""
-    return _f1(_words(answer), _words(reference))
+    return _f1(normalized(answer).split(), normalized(reference).split())
 
 
 def question_f1_chinese(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
@@ -82,11 +84,6 @@ def code_similarity(answer: str, reference: str, classes: Sequence[str] = ()) ->
     if not line or not reference:
         return 0.0
     return round(100 * SequenceMatcher(None, line, reference).ratio()) / 100
-
-
-def _words(text: str) -> list[str]:
-    plain = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
 def _chinese_words(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ringformer.evals import lines, needle
 from ringformer.evals.case_file import CheckRow, Row, read_cases
+from ringformer.evals.helmet import cases as helmet
 from ringformer.evals.longbench import cases as longbench
 from ringformer.evals.mrcr import conversations as mrcr
 from ringformer.evals.nolima import associations as nolima
@@ -17,7 +18,7 @@ from ringformer.evals.perplexity.longppl import KEY
 from ringformer.evals.perplexity.losses import ALL, Loss, check_row, losses_by_context
 from ringformer.evals.ruler import tasks as ruler
 from ringformer.evals.runner import row_checker
-from ringformer.evals.tables import accuracy_interval, contexts, grouped, mean, score_interval
+from ringformer.evals.tables import accuracy_interval, contexts, grouped, interval_of_questions, mean, score_interval
 from ringformer.files.run_layout import REPORT
 from ringformer.files.untrusted import contained, read_object
 
@@ -162,6 +163,7 @@ EVALUATIONS: dict[str, tuple[CheckRow, Read]] = {
     "ruler": (row_checker(ruler.score), _scores),
     "mrcr": (row_checker(mrcr.score), _scores),
     "longbench": (row_checker(longbench.score), _scores),
+    "helmet": (row_checker(helmet.score), partial(_scores, interval=interval_of_questions)),
     "nolima": (row_checker(nolima.score), _scores),
     "perplexity": (by_context.check_row, _perplexity),
     "sliding": (check_row, partial(_losses, parts={ALL: "windows of stride {stride:,}"})),

@@ -20,6 +20,8 @@ PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\xdc\xdc"
         (WEST, "utf-32", "utf-32"),
         (WEST, "utf-16-le", "utf-16-le"),
         ("plain text", "utf-16-be", "utf-16-be"),
+        (f'{{"text": "{JAPANESE}"}}\n', "utf-16-le", "utf-16-le"),
+        (f'[["{JAPANESE}"]]\n', "utf-16-be", "utf-16-be"),
         (RUSSIAN, "cp1251", "cp1251"),
         (JAPANESE, "cp932", "cp932"),
         (f"# -*- coding: iso-8859-2 -*-\n{'Zażółć gęślą jaźń. '}", "iso-8859-2", "iso-8859-2"),

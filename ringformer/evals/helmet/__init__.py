@@ -1,0 +1,1 @@
+"""`ringformer eval helmet`: the tasks of HELMET that no model judges, from its official files."""

@@ -1,0 +1,153 @@
+"""HELMET's data files: the rows of each task, of which the authors' code draws a hundred questions, and the solved
+examples that come before them.
+
+The folder is a checkout of princeton-nlp/HELMET into which `data.tar.gz` of the dataset princeton-nlp/HELMET was
+unpacked. Nothing is downloaded.
+"""
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ringformer.evals.helmet.forms import SHOTS, Form, Question, Row
+from ringformer.evals.helmet.tasks import BY_NAME, LENGTHS, Task
+
+HOW = (
+    "name the folder of github.com/princeton-nlp/HELMET into which data.tar.gz of the dataset princeton-nlp/HELMET was "
+    "unpacked (data/)"
+)
+SEED = 42
+"""Of the authors' draws."""
+KEYS = ("qid", "id", "question")
+"""Fields that may tell one question from another; the first one that a row has does. Several rows ask the same one,
+with its document at other places."""
+MOST_POPULAR = 3.0
+"""Questions of PopQA count whose subjects had fewer than 10 to this power views."""
+
+
+def tasks_of(folder: Path, lengths: Sequence[int], names: Sequence[str] | None) -> list[Task]:
+    """Return the tasks of these names, or those of which the folder has the files of all lengths.
+
+    Raises FileNotFoundError for a folder without such files, and ValueError for an unknown task or length.
+    """
+    for length in lengths:
+        if length not in LENGTHS:
+            sizes = ", ".join(map(str, LENGTHS))
+            raise ValueError(f"--lengths: HELMET has no files for {length:,} tokens; it has some for {sizes}")
+    for name in names or ():
+        if name not in BY_NAME:
+            raise ValueError(f"--tasks: HELMET has no {name} that no model judges; it has {', '.join(BY_NAME)}")
+    if not (folder / "data").is_dir():
+        raise FileNotFoundError(f"{folder} is no folder of HELMET: {HOW}")
+    present = []
+    for name in names or BY_NAME:
+        paths = [file_of(folder, BY_NAME[name], length) for length in lengths]
+        missing = [path for path in paths if not path.is_file()]
+        if missing and names:
+            raise FileNotFoundError(f"there is no {missing[0]}: {HOW}")
+        if not missing:
+            present.append(BY_NAME[name])
+    if not present:
+        raise FileNotFoundError(f"{folder}/data has no task with files for all --lengths: {HOW}")
+    return present
+
+
+def file_of(folder: Path, task: Task, length: int) -> Path:
+    """Return the file of a task's rows for one of the `LENGTHS`."""
+    return folder / "data" / task.file.format(size=task.sizes[LENGTHS.index(length)])
+
+
+def read_questions(folder: Path, task: Task, length: int, number: int | None) -> list[list[Question]]:
+    """Read a task at one of the `LENGTHS`: `number` questions that the authors' seed draws, or all, each with its rows.
+
+    Raises FileNotFoundError for a file that is not there, and ValueError for a row of another form.
+    """
+    rows = _rows(file_of(folder, task, length), task.form)
+    if task.rare:
+        rows = [row for row in rows if _is_rare(row)]
+    if not task.examples:
+        return [[task.form.question(row, ())] for row in _shuffled(rows, SEED)[:number]]
+    examples = _rows(folder / "data" / task.examples, task.form)
+    if task.rare:
+        examples = [row for row in examples if _is_rare(row)]
+    key = next(key for key in KEYS if key in rows[0])
+    drawn = _drawn_questions(rows, key, number)
+    if task.examples_are == "not asked" and len(examples) > 2 * sum(map(len, drawn.values())):
+        examples = [row for row in examples if row[key] not in drawn]
+    questions = []
+    for rows_of_question in drawn.values():
+        solved = _solved(rows_of_question[0][key], key, task, examples)
+        questions.append([task.form.question(row, solved) for row in rows_of_question])
+    return questions
+
+
+def _rows(path: Path, form: Form) -> list[Row]:
+    """Read a file of JSON lines. Raises ValueError for a line of another form, and for no line."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path}: {HOW}")
+    rows: list[Row] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            is_right = form.is_right(row)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            is_right = False
+        if not is_right:
+            raise ValueError(f"{path}:{number} is no row of this file of HELMET")
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} has no rows: {HOW}")
+    return rows
+
+
+def _is_rare(row: Row) -> bool:
+    return math.log10(row["s_pop"]) < MOST_POPULAR
+
+
+def _shuffled(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Return the rows in the order of the method `shuffle` of a dataset."""
+    return [rows[place] for place in np.random.default_rng(seed).permutation(len(rows))]
+
+
+def _drawn_questions(rows: Sequence[Row], key: str, number: int | None) -> dict[str, list[Row]]:
+    """Return all rows of `number` questions by their keys, or of all questions."""
+    names = sorted({row[key] for row in rows})
+    kept = names if number is None else random.Random(SEED).sample(names, min(number, len(names)))
+    drawn: dict[str, list[Row]] = {name: [] for name in sorted(kept)}
+    for row in rows:
+        if row[key] in drawn:
+            drawn[row[key]].append(row)
+    return drawn
+
+
+def _solved(name: str, key: str, task: Task, examples: Sequence[Row]) -> list[Row]:
+    """Return the examples that the authors' code shuffles to the front for a question: each is another one."""
+    if task.examples_are != "of another split":
+        examples = [example for example in examples if example[key] != name]
+    seed = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2**31
+    chosen: dict[str, Row] = {}
+    for example in _shuffled(examples, seed):
+        chosen.setdefault(example[key], example)
+        if len(chosen) == SHOTS:
+            break
+    return list(chosen.values())
+
+
+def files_hash(folder: Path, tasks: Sequence[Task], lengths: Sequence[int]) -> str:
+    """Hash the files of solved examples and of rows that these tasks read."""
+    digest = hashlib.blake2b(digest_size=16)
+    for task in tasks:
+        paths = [file_of(folder, task, length) for length in lengths]
+        if task.examples:
+            paths.append(folder / "data" / task.examples)
+        for path in paths:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()
