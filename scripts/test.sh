@@ -12,8 +12,10 @@ if [ "${1:-}" = "--slow" ]; then
 fi
 .venv/bin/python -m ruff format --check --quiet . || { echo "not formatted: .venv/bin/python -m ruff format ." >&2 && exit 1; }
 .venv/bin/python -m ruff check .
-.venv/bin/python -m mypy
+.venv/bin/python -m mypy & # beside the site: each uses one core
+types=$!
 [ $# -gt 0 ] || bash scripts/docs.sh
+wait "$types" # exits with the code of mypy
 bash scripts/fetch_released.sh || echo "tests/released will fail: it reads these archives" >&2
 # Most of the time is compilation, which uses one core per process, so two processes run. Each begins with half of the
 # files, so that a file's fixtures are made once, and takes tests of the other when it has none left.

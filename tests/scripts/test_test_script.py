@@ -9,13 +9,15 @@ from tests.scripts.launching import ROOT, fake_python, launch
 
 @pytest.fixture
 def checks(tmp_path):
-    """Runs test.sh where docs.sh ends with `site`: its exit code, and what it ran in order."""
+    """Runs test.sh where docs.sh ends with `site` and mypy with `types`: its exit code, and what it ran in order; mypy
+    and docs.sh run side by side."""
     folder, log = tmp_path / "clone", tmp_path / "log"
     (folder / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "test.sh", folder / "scripts")
-    fake_python(folder / ".venv" / "bin" / "python", f'echo "$2 $*" >> {log}')
 
-    def run(*arguments, site=0):
+    def run(*arguments, site=0, types=0):
+        command = f'echo "$2 $*" >> {log}; [ "$2" != mypy ] || exit {types}'
+        fake_python(folder / ".venv" / "bin" / "python", command)
         for name, code in (("setup_venv.sh", 0), ("docs.sh", site)):
             (folder / "scripts" / name).write_text(f"echo {name} >> {log}\nexit {code}\n")
         log.unlink(missing_ok=True)
@@ -25,15 +27,23 @@ def checks(tmp_path):
     return run
 
 
-CHECKS = ["setup_venv.sh", "ruff", "ruff", "mypy"]
+CHECKS = ["setup_venv.sh", "ruff", "ruff"]
 
 
-def test_the_whole_suite_builds_the_site(checks):
-    assert checks() == checks("--slow") == (0, [*CHECKS, "docs.sh", "pytest"])
+@pytest.mark.parametrize("arguments", [(), ("--slow",)])
+def test_the_whole_suite_builds_the_site(checks, arguments):
+    code, ran = checks(*arguments)
+    assert code == 0 and (ran[:3], {*ran[3:5]}, ran[5:]) == (CHECKS, {"mypy", "docs.sh"}, ["pytest"])
 
 
 def test_some_tests_build_none(checks):
-    assert checks("tests/ops", "-k", "zigzag") == (0, [*CHECKS, "pytest"])
+    assert checks("tests/ops", "-k", "zigzag") == (0, [*CHECKS, "mypy", "pytest"])
+
+
+@pytest.mark.parametrize("arguments", [(), ("tests/ops",)])
+def test_wrong_types_fail_the_script(checks, arguments):
+    code, ran = checks(*arguments, types=3)
+    assert code == 3 and "pytest" not in ran
 
 
 def test_a_site_that_fails_fails_the_script(checks):
