@@ -12,6 +12,7 @@ from ringformer.checkpoints.saved_model import model_of, other_tokenizer
 from ringformer.data import Loader, Tokenizer
 from ringformer.files.run_layout import CONFIG, HF_CONFIG, METRICS
 from ringformer.hardware import GiB
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import check_mesh
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, mesh_shape
@@ -64,7 +65,8 @@ def check_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def theta_warnings(configs: Sequence[Config]) -> list[str]:
-    """Return a warning for each run whose rope theta is below that of the model in init_from, or of an earlier stage.
+    """Return a warning for each run whose rope theta has no effect, or is below that of the model in init_from or of an
+    earlier stage.
 
     Args:
       configs: the stages, or a single run.
@@ -77,7 +79,11 @@ def theta_warnings(configs: Sequence[Config]) -> list[str]:
         for name, theta in thetas(config.model).items():
             before = largest.get(name, theta)
             largest[name] = max(theta, before)
-            if theta < before:
+            if theta != before and isinstance(config.model, DecoderConfig) and not any(config.model.ropes):
+                warnings.append(
+                    f"warning: {stage}model.{name}={theta:g} has no effect: no layer of the model has rotary positions"
+                )
+            elif theta < before:
                 warnings.append(
                     f"warning: {stage}model.{name}={theta:g} is below the {before:g} that the model has had: a longer "
                     f"context needs a larger one; leave model.{name} out to keep the model's"

@@ -84,6 +84,20 @@ def test_a_preset_names_nothing_but_the_architecture(family):
     assert named <= {*config.ARCHITECTURE, *config.INHERITED}
 
 
+def test_a_theta_of_a_model_without_positions_is_warned_of(tmp_path):
+    """In a run, and in a later stage; not where some layers have them."""
+    folder = checkpoint(tmp_path / "there", model("smollm3", layer_types="N" * model("smollm3").num_layers, **THETA))
+    for theta in (4e5, 5e4):
+        (warning,) = theta_warnings([parse(begin("tiny", folder, rope_theta=theta))])
+        assert warning.endswith(f"rope_theta={theta:g} has no effect: no layer of the model has rotary positions")
+    stages = begin("tiny", folder)
+    stages.stages = ({"seq_len": 64}, {"seq_len": 128, "model.rope_theta": 4e5})
+    (warning,) = theta_warnings(parse_stages(stages))
+    assert warning.startswith("warning: stage 2: model.rope_theta=400000 has no effect")
+    some = checkpoint(tmp_path / "some", model("smollm3", **THETA))
+    assert theta_warnings([parse(begin("tiny", some, rope_theta=4e5))]) == []
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_size_that_is_set_is_compared_even_if_it_is_the_preset_s(family, tmp_path):
     """In a file, on the command line, in a copy of the config."""
