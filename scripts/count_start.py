@@ -22,14 +22,6 @@ from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
 ROOT, PACKAGE = Path(__file__).parents[1], Path(ringformer.__file__).parent
 ELSEWHERE = ("ops", "models", "data")
-MOST = {
-    "functions": 121,
-    "files": 40,
-    "functions of prepare with a config": 25,
-    "calls of them": 60,
-    "calls of check_run": 1,
-}
-"""Limits of the counts, which a test holds and CONTRIBUTING.md quotes."""
 
 
 class FirstStep(BaseException):

@@ -21,7 +21,6 @@ from ringformer.cli.command_line import make_parsers
 from ringformer.cli.verbs import VERBS
 from ringformer.hardware import CHIPS, chip_of
 from ringformer.models.registry import FAMILIES
-from scripts.count_start import MOST
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -39,11 +38,7 @@ SENTENCES = (
     Sentence("docs/decisions.md", "`ringformer` has {verbs} verbs and {options} options."),
     Sentence("docs/index.md", "[LLaMA and {other families} other families](models.md)"),
     Sentence("docs/not-here.md", "a dense model of the {families} [families](models.md)"),
-    Sentence("CONTRIBUTING.md", "at most {files of a room} files."),
-    Sentence("CONTRIBUTING.md", "A file covers one idea in under {lines of a file} lines."),
-    Sentence("CONTRIBUTING.md", "enters at most {functions of a start} functions in {files of a start} files"),
     Sentence("CONTRIBUTING.md", "A test may take {seconds of a test} CPU-seconds there,"),
-    Sentence("docs/design.md", "It has at most {files of a room} files,"),
 )
 """Every sentence of a page that counts parts of the repository."""
 
@@ -83,10 +78,6 @@ COUNTS: dict[str, Callable[[], int]] = {
     "options": count_options,
     "families": count_families,
     "other families": lambda: count_families() - 1,
-    "files of a room": lambda: limit_in("tests/test_architecture.py", r"if n > (\d+)\} == \{\}"),
-    "lines of a file": lambda: limit_in("tests/test_architecture.py", r"if n >= (\d+)\} == set\(LONG\)"),
-    "functions of a start": lambda: MOST["functions"],
-    "files of a start": lambda: MOST["files"],
     "seconds of a test": lambda: limit_in("tests/usual_suite.py", r"(?m)^MOST_SECONDS = (\d+)\.0$"),
 }
 """Functions that take the counts."""

@@ -1,8 +1,7 @@
-"""The house: imports run downward only, files stay short enough to be one idea each."""
+"""The house: imports run downward only, and no file imports itself by way of others."""
 
 import ast
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -41,9 +40,6 @@ DATA_FLOORS = (
     ("commands",),
 )
 PUBLIC = "__init__"
-
-LONG: dict[str, str] = {}
-"""Files of 300 lines and more, each with its reason."""
 
 
 def modules() -> dict[str, Path]:
@@ -125,19 +121,6 @@ def test_the_package_advises_what_works_without_a_clone():
     assert [name for name, path in modules().items() if clone_alone.search(path.read_text())] == []
 
 
-def test_files_are_short():
-    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
-    assert {name for name, n in lengths.items() if n >= 300} == set(LONG)
-    assert lengths["ringformer.cli.command_line"] <= 120
-
-
-def test_rooms_are_small():
-    """Files in a folder, `__init__` not counted."""
-    sizes = Counter(path.parent for path in ROOT.rglob("*.py") if path.stem != PUBLIC)
-    assert {str(folder.relative_to(ROOT)): n for folder, n in sizes.items() if n > 16} == {}
-    assert sizes[ROOT] <= 3
-
-
 def constants(path: Path) -> set[str]:
     return {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
 
@@ -161,20 +144,6 @@ def test_names_of_a_run_s_files_are_spelt_once():
 def test_what_reads_models_knows_nothing_of_training(room):
     own = {name: path for name, path in modules().items() if name.startswith(f"ringformer.{room}")}
     assert own and [name for name, path in own.items() if any(".train" in used for used in named_modules(path))] == []
-
-
-def test_the_loop_is_read_in_one_sitting():
-    text = (ROOT / "train" / "loop.py").read_text()
-    loop = next(x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef) and x.name == "_train")
-    inner = [type(x) for x in ast.walk(loop) if x is not loop]
-    assert loop.end_lineno is not None and loop.end_lineno - loop.lineno < 60 and len(text.splitlines()) <= 200
-    assert ast.FunctionDef not in inner and ast.Nonlocal not in inner
-    assert (
-        len({x.module for x in ast.parse(text).body if isinstance(x, ast.ImportFrom) and "ringformer" in x.module})
-        <= 10
-    )
-    training = [path for path in (ROOT / "train").glob("*.py") if path.stem != PUBLIC]
-    assert len(training) <= 14 and sum(len(path.read_text().splitlines()) for path in training) <= 1900
 
 
 def test_no_line_is_exempt_from_the_formatter():
