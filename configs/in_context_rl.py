@@ -5,7 +5,7 @@ a small world, not its numbers. Hardware: none, simulated devices. One store has
 stage selects chains by length: 4 episodes, then 16 and 32, then 64 and 128 on the ring. Only the expert's steps at the
 end of a chain are trained on.
 
-    bash scripts/experience.sh      # makes the chains, trains with the next command, and lets the models play
+    bash experiments/experience.sh      # makes the chains, trains with the next command, and lets the models play
     ringformer train --config=configs/in_context_rl.py
 """
 

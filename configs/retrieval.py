@@ -5,7 +5,7 @@ simulated devices. One store has the records of all stages, and each stage selec
 has drills, without which the model does not learn to match lines. Then come records of a few lines, records that fill
 1K tokens, and records of 4K and 8K tokens with a larger rope theta. Only the answers are trained on.
 
-    bash scripts/retrieval.sh --short       # makes the records, trains with the next command, and evaluates
+    bash experiments/retrieval.sh --short       # makes the records, trains with the next command, and evaluates
     ringformer train --config=configs/retrieval.py
 """
 

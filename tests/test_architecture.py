@@ -101,7 +101,7 @@ def test_no_hint_names_a_package_that_no_index_has():
     house = ROOT.parent
     files = [
         p
-        for d in (ROOT, *(house / d for d in ("benchmarks", "configs", "docs", "notebooks", "scripts")))
+        for d in (ROOT, *(house / d for d in ("benchmarks", "configs", "docs", "experiments", "notebooks", "scripts")))
         for p in d.rglob("*")
         if p.suffix in (".py", ".md", ".sh", ".ipynb")
     ]
@@ -151,7 +151,7 @@ def test_no_line_is_exempt_from_the_formatter():
     house = ROOT.parent
     files = [
         path
-        for folder in ("ringformer", "tests", "scripts", "benchmarks", "configs")
+        for folder in ("ringformer", "tests", "scripts", "experiments", "benchmarks", "configs")
         for path in (house / folder).rglob("*.py")
     ]
     assert len(files) > 300 and [str(path) for path in files if any(word in path.read_text() for word in exempt)] == []

@@ -313,7 +313,7 @@ def test_what_a_page_names_is_there(page):
     assert not dead
     files = [
         "/" + str(path.relative_to(ROOT))
-        for folder in ("ringformer", "tests", "scripts", "benchmarks", "configs")
+        for folder in ("ringformer", "tests", "scripts", "experiments", "benchmarks", "configs")
         for path in (ROOT / folder).rglob("*.*")
     ]
     paths = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|sh))`", text) + re.findall(r"`(tests/[\w/]+/?)`", text)

@@ -44,6 +44,7 @@ FOLDERS = (
     "configs",
     "docker",
     "docs",
+    "experiments",
     "notebooks",
     "requirements",
     "results",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
 import dark_room as room
 
@@ -145,7 +145,7 @@ def test_the_ring_trains_the_model_of_one_device():
 
 @pytest.mark.xfail(strict=True, reason="after 200 steps of AdamW, which amplifies the rounding of float32")
 def test_the_logits_of_the_ring_are_within_the_limit_of_those_of_one_device():
-    """The toy run of the script, two steps, is within it (`tests/scripts/test_experience.py`)."""
+    """The toy run of the script, two steps, is within it (`tests/experiments/test_experience.py`)."""
     assert all(ring["relative_norm"] <= 1e-5 for ring in RESULTS["ring_over_one_device"].values())
 
 

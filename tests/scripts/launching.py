@@ -12,8 +12,10 @@ POD = ["tpu_pod.sh", "--name=pod", "--zone=us-west4-a", V5E, *PATHS]
 
 
 def launch(script, *arguments, cwd=ROOT, **env):
+    """Run a script, of scripts/ if no folder is named."""
+    path = script if "/" in script else f"scripts/{script}"
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"} | env
-    return subprocess.run(["bash", f"scripts/{script}", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
+    return subprocess.run(["bash", path, *arguments], cwd=cwd, env=env, capture_output=True, text=True)
 
 
 def dry_run(script, *arguments, **env):

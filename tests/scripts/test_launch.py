@@ -12,7 +12,7 @@ from ringformer.hardware import GiB
 from ringformer.parallel.runtime_environment import GPU_FRACTION, HOST_POOL, MEMORY_FRACTION, runtime_environment
 from tests.scripts.launching import A100, H200, PATHS, POD, ROOT, SRUN, dry_run, fake_python, launch
 
-SCRIPTS = sorted(ROOT.glob("scripts/*.sh"))
+SCRIPTS = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("experiments/*.sh")])
 RINGFORMER = [str(ROOT / ".venv/bin/python"), "-m", "ringformer.cli"]
 
 
@@ -49,7 +49,7 @@ def test_values_follow_a_space_or_an_equals_sign():
     assert spaced != joined and dry_run("gpu_node.sh", *spaced) == dry_run("gpu_node.sh", *joined)
 
 
-@pytest.mark.parametrize("script", ["experience.sh", "figure3.sh", "retrieval.sh"])
+@pytest.mark.parametrize("script", ["experiments/experience.sh", "experiments/figure3.sh", "experiments/retrieval.sh"])
 def test_values_follow_a_space_in_the_other_scripts(script, tmp_path):
     """With a `ringformer` that fails, so that the script ends where it would begin."""
     fake_python(tmp_path / "python", 'echo "$@" >> "$0.log"; exit 9')
@@ -64,9 +64,9 @@ def test_values_follow_a_space_in_the_other_scripts(script, tmp_path):
 
 
 OPTIONS = {
-    "experience.sh": [("--seeds", "2"), ("--count", "54"), ("--share", "0.3")],
-    "figure3.sh": [("--last", "5"), ("--cases", "40"), ("--share", "0.3")],
-    "retrieval.sh": [("--seed", "7"), ("--devices", "2"), ("--share", "0.3")],
+    "experiments/experience.sh": [("--seeds", "2"), ("--count", "54"), ("--share", "0.3")],
+    "experiments/figure3.sh": [("--last", "5"), ("--cases", "40"), ("--share", "0.3")],
+    "experiments/retrieval.sh": [("--seed", "7"), ("--devices", "2"), ("--share", "0.3")],
 }
 
 EVERY_SCRIPT = pytest.mark.parametrize(

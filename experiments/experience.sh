@@ -23,8 +23,8 @@ results=
 figure=
 machine="two CPU cores"
 out=
-command="bash scripts/experience.sh $*"
-usage="usage: bash scripts/experience.sh [--seeds=N] [--controls] [--count=N] [--share=X] [--config=FILE] \
+command="bash experiments/experience.sh $*"
+usage="usage: bash experiments/experience.sh [--seeds=N] [--controls] [--count=N] [--share=X] [--config=FILE] \
 [--results=FILE] [--figure=FILE] [--machine=TEXT] [OUT]"
 # shellcheck source=scripts/option_values.sh
 source scripts/option_values.sh
@@ -86,7 +86,7 @@ timed() {
     echo "$1 $2 $((SECONDS - began))" >>"$out/seconds.txt"
 }
 experience() {
-    "$python" scripts/experience.py "$@"
+    "$python" experiments/experience.py "$@"
 }
 # train SEED RUN STAGE DEVICES
 train() {
@@ -107,7 +107,7 @@ play() {
         --out="$out/seed-$1/episodes/$2.json" "${@:6}"
 }
 collect() {
-    "$python" scripts/experience_results.py "$out" --results="${results:-$out/experience.json}" \
+    "$python" experiments/experience_results.py "$out" --results="${results:-$out/experience.json}" \
         --figure="${figure:-$out/experience.png}" --measured_on="$machine" --command="$command"
 }
 for ((seed = 1; seed <= seeds; seed++)); do

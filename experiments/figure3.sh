@@ -19,7 +19,7 @@ results=results/figure3.json
 figure=docs/figures/figure3.png
 machine="two CPU cores"
 out=runs/figure3
-usage="usage: bash scripts/figure3.sh [--last=N] [--share=X] [--config=FILE] [--cases=N] [--results=FILE] \
+usage="usage: bash experiments/figure3.sh [--last=N] [--share=X] [--config=FILE] [--cases=N] [--results=FILE] \
 [--figure=FILE] [--machine=TEXT] [OUT]"
 # shellcheck source=scripts/option_values.sh
 source scripts/option_values.sh
@@ -75,7 +75,7 @@ train() {
             mv "$folder/$run.copying" "$folder/$run"
         fi
     fi
-    bash scripts/retrieval.sh --short --train_only --last="$2" --seed="$3" --devices="$4" --run="$run" "${options[@]}" \
+    bash experiments/retrieval.sh --short --train_only --last="$2" --seed="$3" --devices="$4" --run="$run" "${options[@]}" \
         "$folder"
 }
 # evaluate NAME STAGE CONTEXT...: evaluate the model of a stage with cases that did not choose the recipe. The steps of
@@ -91,7 +91,7 @@ evaluate() {
     [ -z "$few" ] || lines figure3 --lengths="${few#,}" --num_cases="$cases"
     [ -z "$many" ] || lines figure3_documents --lengths="${many#,}" --num_cases=$((cases / 20)) --questions=20
     echo "$name $(basename "$run") $((SECONDS - began))" >>"$out/evaluation_seconds.txt"
-    "$RINGFORMER_PYTHON" scripts/figure3.py "$out" --results="$results" --figure="$figure" --measured_on="$machine"
+    "$RINGFORMER_PYTHON" experiments/figure3.py "$out" --results="$results" --figure="$figure" --measured_on="$machine"
 }
 lines() {
     "$RINGFORMER_PYTHON" -m ringformer.cli eval lines --run="$run" --out="$run/evals/$1" "${@:2}" --seed="$seed" \

@@ -20,11 +20,13 @@ from ringformer.evals.model_folder import identity
 from ringformer.evals.runner import Answering, answer_cases, row_checker
 from tests.evals.models import Scripted, knows_lines
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 
 def loaded(name):
-    spec = spec_from_file_location(f"{name}_script", ROOT / f"scripts/{name}.py")
+    spec = spec_from_file_location(f"{name}_script", ROOT / f"experiments/{name}.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -174,9 +176,11 @@ def test_a_folder_without_runs_is_one_line(tmp_path):
     words = [str(tmp_path), f"--results={tmp_path}/r.json", f"--figure={tmp_path}/f.png", "--measured_on=x"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "scripts/figure3.py", *words], cwd=ROOT, env=environment, capture_output=True, text=True
+        [sys.executable, "experiments/figure3.py", *words], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "run bash scripts/figure3.sh first" in done.stderr
+    assert (
+        done.returncode == 2 and done.stderr.count("\n") == 1 and "run bash experiments/figure3.sh first" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,11 +190,11 @@ def test_a_folder_without_runs_is_one_line(tmp_path):
         ("--cases=30", "--cases=30 is not a multiple of 20"),
         ("--results=nowhere/r.json", "there is no folder nowhere for nowhere/r.json"),
         ("--figure=nowhere/f.png", "there is no folder nowhere for nowhere/f.png"),
-        ("--lats=8", "usage: bash scripts/figure3.sh"),
+        ("--lats=8", "usage: bash experiments/figure3.sh"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_trained(argument, message, tmp_path):
-    command = ["bash", "scripts/figure3.sh", argument, str(tmp_path / "out")]
+    command = ["bash", "experiments/figure3.sh", argument, str(tmp_path / "out")]
     environment = os.environ | {"RINGFORMER_PYTHON": sys.executable}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
@@ -213,14 +217,13 @@ def get_config():
 """
 
 
-@pytest.mark.slow  # four runs of four stages
 def test_the_script_ends_with_results_and_a_figure(tmp_path):
     """With few steps a stage: it finds nothing, and says what is missing. The same command goes on."""
     config = tmp_path / "tiny.py"
     config.write_text(TINY.format(configs=str(ROOT / "configs")))
     environment = os.environ | {"RINGFORMER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     out, results, figure = tmp_path / "out", tmp_path / "r.json", tmp_path / "f.png"
-    command = ["bash", "scripts/figure3.sh", "--last=4", "--share=0", "--cases=20", f"--config={config}"]
+    command = ["bash", "experiments/figure3.sh", "--last=4", "--share=0", "--cases=20", f"--config={config}"]
     command += [f"--results={results}", f"--figure={figure}", str(out)]
     first, again = (subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True) for _ in "12")
     assert first.returncode == again.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]

@@ -11,16 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import dark_room as room
 from ringformer.data import load_tokenizer
 from ringformer.evals.model_folder import identity
-from scripts import dark_room as room
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 
 
 def loaded(name):
     """A script as a module of another name: its imports stay its own."""
-    spec = spec_from_file_location(f"{name}_script", ROOT / f"scripts/{name}.py")
+    spec = spec_from_file_location(f"{name}_script", ROOT / f"experiments/{name}.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -185,7 +187,7 @@ def played(tmp_path):
 def results(tmp_path):
     return subprocess.run(
         [
-            *(sys.executable, "scripts/experience_results.py", tmp_path, "--measured_on=a test", "--command=c"),
+            *(sys.executable, "experiments/experience_results.py", tmp_path, "--measured_on=a test", "--command=c"),
             *(f"--results={tmp_path}/r.json", f"--figure={tmp_path}/f.png"),
         ],
         cwd=ROOT,
@@ -242,11 +244,10 @@ def test_results_of_other_or_changed_episodes_are_refused(change, message, playe
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     done = results(tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "r.json").exists()
-    assert done.stderr.startswith("scripts/experience_results.py: ")
+    assert done.stderr.startswith("experiments/experience_results.py: ")
     assert re.search(message, done.stderr), done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -298,7 +299,7 @@ def test_mistakes_of_a_person_are_one_line(words, message, tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "made.json").write_text(json.dumps({"seed": seed}))
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts/experience.py", *words],
+        [sys.executable, ROOT / "experiments/experience.py", *words],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -312,19 +313,19 @@ def test_mistakes_of_a_person_are_one_line(words, message, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seeds=0"], "usage: bash scripts/experience.sh"),
+        (["--seeds=0"], "usage: bash experiments/experience.sh"),
         (["--count=many"], "--count=many is not a number"),
         (["--count=20"], "--count=20 is too small"),
         (["--results=none/r.json"], "none/r.json cannot be a file"),
         (["--figure=docs"], "docs cannot be a file"),
         (["--config=configs/none.py"], "there is no config configs/none.py"),
         (["one-folder"], "are two folders; give one"),
-        (["--control"], "usage: bash scripts/experience.sh"),
+        (["--control"], "usage: bash experiments/experience.sh"),
     ],
 )
 def test_the_script_refuses_wrong_arguments_before_it_trains(words, message, tmp_path):
     done = subprocess.run(
-        ["bash", "scripts/experience.sh", *words, str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True
+        ["bash", "experiments/experience.sh", *words, str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 2 and message in done.stderr and not (tmp_path / "out").exists()
 
@@ -344,13 +345,19 @@ def get_config():
 """
 
 
-@pytest.mark.slow  # four runs are trained, and five lengths are played
 def test_the_script_ends_with_the_results_and_the_figure(tmp_path):
     """With two steps a stage. The same command goes on, here with nothing left to do."""
     (tmp_path / "tiny.py").write_text(TINY.format(configs=str(ROOT / "configs")))
     environment = os.environ | {"RINGFORMER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     out = tmp_path / "out"
-    command = ["bash", "scripts/experience.sh", "--controls", "--count=27", "--share=0", f"--config={tmp_path}/tiny.py"]
+    command = [
+        "bash",
+        "experiments/experience.sh",
+        "--controls",
+        "--count=27",
+        "--share=0",
+        f"--config={tmp_path}/tiny.py",
+    ]
     first, again = (
         subprocess.run([*command, str(out)], cwd=ROOT, env=environment, capture_output=True, text=True) for _ in "12"
     )
@@ -365,7 +372,7 @@ def test_the_script_ends_with_the_results_and_the_figure(tmp_path):
     chain.write_text(case(1, 4, 0).text)
     (run,) = out.glob("seed-1/run/stage-3-*")
     done = subprocess.run(
-        [sys.executable, "scripts/experience.py", "chain", str(run), str(chain)],
+        [sys.executable, "experiments/experience.py", "chain", str(run), str(chain)],
         cwd=ROOT,
         env=environment | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,

@@ -5,8 +5,10 @@ from collections import Counter
 
 import pytest
 
-from scripts import dark_room as room
-from scripts.dark_room import Cell
+from experiments import dark_room as room
+from experiments.dark_room import Cell
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_room_has_forty_eight_goals_of_which_nine_are_never_trained_on():

@@ -24,7 +24,7 @@ share=1
 config=configs/retrieval.py
 test=
 out=
-usage="usage: bash scripts/retrieval.sh [--short] [--seed=N] [--last=N] [--devices=N] [--run=NAME] [--train_only] \
+usage="usage: bash experiments/retrieval.sh [--short] [--seed=N] [--last=N] [--devices=N] [--run=NAME] [--train_only] \
 [--share=X] [--config=FILE] [--test] [OUT]"
 # shellcheck source=scripts/option_values.sh
 source scripts/option_values.sh
@@ -61,7 +61,7 @@ step() {
     echo "   $*"
     "$@"
 }
-step "Records, and a tokenizer" "$python" scripts/retrieval.py make "$out" --largest="$largest" --share="$share" \
+step "Records, and a tokenizer" "$python" experiments/retrieval.py make "$out" --largest="$largest" --share="$share" \
     --seed="$seed"
 train() {
     step "Stage $1, on $2 simulated devices" "$python" -m ringformer.cli train --config="$config" --stage="$1" \

@@ -1,6 +1,6 @@
-"""Write the results of scripts/experience.sh, and draw the returns by the number of episodes in the context.
+"""Write the results of experiments/experience.sh, and draw the returns by the number of episodes in the context.
 
-python scripts/experience_results.py FOLDER --results=FILE --figure=FILE --measured_on=... --command=...
+python experiments/experience_results.py FOLDER --results=FILE --figure=FILE --measured_on=... --command=...
 """
 
 import argparse
@@ -25,7 +25,7 @@ from ringformer.plotting import FAINT, INK, RULE, check_matplotlib, drawn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.dark_room import Cell, optimal, walk
+from experiments.dark_room import Cell, optimal, walk
 
 PLAYED = {
     "run": (1, 4, 16, 32, 128),
@@ -50,7 +50,7 @@ def stage(folder: Path, seed: int, model: str) -> Path:
     """Return the folder of a seed's model."""
     found = sorted((folder / f"seed-{seed}").glob(MODELS[model]))
     if not found:
-        raise ValueError(f"{folder}/seed-{seed} has no {MODELS[model]}: run bash scripts/experience.sh first")
+        raise ValueError(f"{folder}/seed-{seed} has no {MODELS[model]}: run bash experiments/experience.sh first")
     return found[0]
 
 
@@ -62,7 +62,7 @@ def read(folder: Path) -> Episodes:
         content = read_object(path.parent, path.name, "remove it")
         seed, (model, _, control) = int(path.parts[-3].removeprefix("seed-")), path.stem.partition("-")
         if path.stem not in PLAYED:
-            raise ValueError(f"{path} is no file of scripts/experience.sh: remove it")
+            raise ValueError(f"{path} is no file of experiments/experience.sh: remove it")
         if (content.get("seed"), content.get("control")) != (seed, control):
             raise ValueError(f"{path} has episodes of another seed or control than its name says: remove it")
         if content.get("checkpoint") != identity(stage(folder, seed, model))["checkpoint"]:
@@ -248,7 +248,7 @@ def draw(plt, table: Sequence[dict[str, Any]], title: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder of scripts/experience.sh")
+    parser.add_argument("folder", type=Path, help="folder of experiments/experience.sh")
     parser.add_argument("--results", type=output_argument, required=True)
     parser.add_argument("--figure", type=output_argument, required=True)
     parser.add_argument("--command", required=True, help="command that made the folder")
@@ -258,7 +258,7 @@ def main() -> None:
         check_matplotlib()
         episodes = read(args.folder)
         if not episodes:
-            raise ValueError(f"{args.folder} has no episodes: run bash scripts/experience.sh first")
+            raise ValueError(f"{args.folder} has no episodes: run bash experiments/experience.sh first")
         table = summary(episodes)
         seeds = sorted({key[0] for key in episodes})
         content = {
@@ -287,7 +287,7 @@ def main() -> None:
         count = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
         draw(table, f"returns for goals never trained on, 0.1M parameters, {count}", path=args.figure)
     except (ValueError, OSError, KeyError, TypeError) as error:
-        print(f"scripts/experience_results.py: {error}", file=sys.stderr)
+        print(f"experiments/experience_results.py: {error}", file=sys.stderr)
         sys.exit(2)
     for row in table:
         low, high = row["interval"]

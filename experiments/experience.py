@@ -1,9 +1,9 @@
-"""Helpers of scripts/experience.sh: make chains of the dark room (scripts/dark_room.py), and let models play.
+"""Helpers of experiments/experience.sh: make chains of the dark room (experiments/dark_room.py), and let models play.
 
-python scripts/experience.py make FOLDER --seed=N [--share=X]
-python scripts/experience.py play RUN --episodes=1,4,16 --count=N --out=FILE [--control=NAME] [--beyond]
-python scripts/experience.py compare RUN RUN --episodes=1,4,16 --out=FILE
-python scripts/experience.py chain RUN FILE
+python experiments/experience.py make FOLDER --seed=N [--share=X]
+python experiments/experience.py play RUN --episodes=1,4,16 --count=N --out=FILE [--control=NAME] [--beyond]
+python experiments/experience.py compare RUN RUN --episodes=1,4,16 --out=FILE
+python experiments/experience.py chain RUN FILE
 """
 
 import argparse
@@ -24,9 +24,8 @@ from ringformer.files.untrusted import read_object
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts import dark_room as room
-from scripts.byte_tokenizer import write_tokenizer
-from scripts.dark_room import (
+from experiments import dark_room as room
+from experiments.dark_room import (
     CHARACTERS,
     CONTROLS,
     MIDDLE,
@@ -46,6 +45,7 @@ from scripts.dark_room import (
     visited,
     walk,
 )
+from scripts.byte_tokenizer import write_tokenizer
 
 CHAINS = {4: 50_000, 16: 8_000, 32: 8_000, 64: 1_500, 128: 900}
 """Chains to make, by their number of episodes. The stages of configs/in_context_rl.py select chains by length."""
@@ -282,7 +282,7 @@ def main() -> None:
     try:
         args.run_verb(args)
     except (ValueError, OSError) as error:
-        print(f"scripts/experience.py: {error}", file=sys.stderr)
+        print(f"experiments/experience.py: {error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -1,7 +1,7 @@
-"""Write the results of scripts/figure3.sh, and draw them beside the paper's Figure 3.
+"""Write the results of experiments/figure3.sh, and draw them beside the paper's Figure 3.
 
-python scripts/figure3.py FOLDER --results=results/figure3.json --figure=docs/figures/figure3.png --measured_on=...
-python scripts/figure3.py done FOLDER/NAME STAGE
+python experiments/figure3.py FOLDER --results=results/figure3.json --figure=docs/figures/figure3.png --measured_on=...
+python experiments/figure3.py done FOLDER/NAME STAGE
 """
 
 import argparse
@@ -239,7 +239,7 @@ def draw(plt, runs: Sequence[dict[str, Any]], title: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder of scripts/figure3.sh")
+    parser.add_argument("folder", type=Path, help="folder of experiments/figure3.sh")
     parser.add_argument("--results", type=output_argument, required=True)
     parser.add_argument("--figure", type=output_argument, required=True)
     parser.add_argument("--measured_on", required=True, help="description of the machine")
@@ -247,12 +247,12 @@ def main() -> None:
     try:
         runs, missing = collect(args.folder)
         if not runs:
-            raise ValueError(f"{args.folder} has no finished stage: run bash scripts/figure3.sh first")
+            raise ValueError(f"{args.folder} has no finished stage: run bash experiments/figure3.sh first")
         content = {
             "what": "measured: line retrieval of a small model by the context it was trained at, the paper's Figure 3",
             "measured_on": args.measured_on,
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "commands": ["bash scripts/figure3.sh"],
+            "commands": ["bash experiments/figure3.sh"],
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in ("jax", "flax", "optax")},
@@ -265,7 +265,7 @@ def main() -> None:
         args.results.write_text(json.dumps(content, indent=1) + "\n")
         draw(runs, "line retrieval, 0.2M parameters" + (" (partial)" if missing else ""), path=args.figure)
     except (ValueError, OSError, KeyError) as error:
-        print(f"scripts/figure3.py: {error}", file=sys.stderr)
+        print(f"experiments/figure3.py: {error}", file=sys.stderr)
         sys.exit(2)
     print(f"{args.results} and {args.figure}" + (f"; missing: {', '.join(missing)}" if missing else ""))
 

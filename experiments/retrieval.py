@@ -1,7 +1,8 @@
-"""Helpers of scripts/retrieval.sh: make a tokenizer and training records, and write the file of results.
+"""Helpers of experiments/retrieval.sh: make a tokenizer and training records, and write the file of results.
 
-python scripts/retrieval.py make FOLDER [--largest=99] [--share=1.0] [--seed=0]
-python scripts/retrieval.py report RESULTS_JSON FOLDER... --measured_on=... [--command=...] [--evaluation=lines] [--add]
+python experiments/retrieval.py make FOLDER [--largest=99] [--share=1.0] [--seed=0]
+python experiments/retrieval.py report RESULTS_JSON FOLDER... --measured_on=... [--command=...] [--evaluation=lines]
+    [--add]
 """
 
 import argparse
@@ -190,7 +191,7 @@ def losses(run_dir: Path, every: int = 20) -> list[float]:
 
 
 def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
-    """Return the results of a run of scripts/retrieval.sh, and the cases that measured them.
+    """Return the results of a run of experiments/retrieval.sh, and the cases that measured them.
 
     The results are its seed, its stages with their losses, without those that were not begun, and its accuracy by
     context.
@@ -240,7 +241,8 @@ def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
 def report(
     path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str], evaluation: str, add: bool
 ) -> None:
-    """Write the results of runs (`folders` of scripts/retrieval.sh), and their cases to NAME_cases.jsonl beside them.
+    """Write the results of runs (`folders` of experiments/retrieval.sh), and their cases beside them, to
+    NAME_cases.jsonl.
 
     Args:
       evaluation: as for `reached`.
@@ -294,7 +296,7 @@ def main() -> None:
         else:
             report(args.results, args.folders, args.measured_on, args.command, args.evaluation, args.add)
     except (ValueError, OSError) as error:
-        print(f"scripts/retrieval.py: {error}", file=sys.stderr)
+        print(f"experiments/retrieval.py: {error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -23,8 +23,10 @@ from ringformer.evals.runner import Answering, answer_cases, row_checker
 from ringformer.runs.config_file import load_config, parse_stages
 from tests.evals.models import Scripted, knows_lines
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
-spec = spec_from_file_location("retrieval_script", ROOT / "scripts/retrieval.py")
+spec = spec_from_file_location("retrieval_script", ROOT / "experiments/retrieval.py")
 retrieval = module_from_spec(spec)
 spec.loader.exec_module(retrieval)
 
@@ -249,7 +251,7 @@ def test_records_that_cannot_be_are_refused(largest, share, said, tmp_path):
 
 def script(*words):
     done = subprocess.run(
-        [sys.executable, "scripts/retrieval.py", *map(str, words)],
+        [sys.executable, "experiments/retrieval.py", *map(str, words)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -258,7 +260,6 @@ def script(*words):
     return done.returncode, done.stderr
 
 
-@pytest.mark.slow
 def test_mistakes_of_a_person_are_one_line(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "damaged").mkdir()
@@ -270,7 +271,7 @@ def test_mistakes_of_a_person_are_one_line(tmp_path):
         (["report", tmp_path / "r.json", tmp_path, "--measured_on=x", "--add"], "r.json"),
     ):
         code, err = script(*words)
-        assert code == 2 and err.count("\n") == 1 and err.startswith("scripts/retrieval.py: ") and said in err, err
+        assert code == 2 and err.count("\n") == 1 and err.startswith("experiments/retrieval.py: ") and said in err, err
     code, err = script("report", tmp_path / "none" / "r.json", tmp_path, "--measured_on=x")
     assert code == 2 and "there is no folder" in err
 
@@ -390,14 +391,13 @@ def get_config():
 """
 
 
-@pytest.mark.slow  # six stages and three lengths are compiled
 def test_the_script_ends_with_the_table_and_the_figure(tmp_path):
     """With two steps a stage: it finds nothing, and says so. The same command goes on, here with nothing left to do."""
     config = tmp_path / "tiny.py"
     config.write_text(TINY.format(configs=str(ROOT / "configs")))
     environment = os.environ | {"RINGFORMER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     out = tmp_path / "out"
-    command = ["bash", "scripts/retrieval.sh", "--short", "--share=0", f"--config={config}", str(out)]
+    command = ["bash", "experiments/retrieval.sh", "--short", "--share=0", f"--config={config}", str(out)]
     first, again = (subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True) for _ in "12")
     assert first.returncode == again.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
     evals = out / "run" / "stage-6-8192" / "evals" / "lines"
