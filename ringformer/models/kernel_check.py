@@ -30,8 +30,8 @@ from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel, padded_parts, without_padding
 from ringformer.ops.layouts import Layout
-from ringformer.ops.ring_hops import Ring
-from ringformer.ops.ring_passes import attention_on_ring
+from ringformer.ops.ring_hops import Ring, Shard
+from ringformer.ops.ring_vjp import attention_on_ring
 from ringformer.ops.streams import Stream, halves_of_heads
 from ringformer.ops.work_list import WorkList
 
@@ -212,7 +212,7 @@ def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dic
     """Compute o and the gradients of one block, with the softmax over only its keys."""
     scale, K = trial.head_dim**-0.5, trial.key_heads
     ring = Ring(None, trial.layout, True, scale, trial.q_chunk, trial.k_chunk, trial.kernel, returns_lse=False)
-    ring, (q, k, v, _, q_ids, k_ids) = ring.whole_chunks(q, k, v, None, q_ids, k_ids)
+    ring, (q, k, v, _, q_ids, k_ids) = ring.whole_chunks(Shard(q, k, v, None, q_ids, k_ids))
     if ring.blocks.lanes > 1:
         do = padded_parts(do, ring.parts, ring.chunk(trial.tokens, ring.q_chunk), 1)
     queries = Queries(rearrange(q, "b t (k g) d -> b k g t d", k=K), q_ids)

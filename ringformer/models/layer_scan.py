@@ -11,7 +11,7 @@ from jax import lax
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.layer_kinds import LayerKind, scan_periods
 from ringformer.models.offloaded_scan import offloaded_scan
-from ringformer.ops.ring_passes import SAVED_OUTPUT, SAVED_SOFTMAX
+from ringformer.ops.ring_vjp import SAVED_OUTPUT, SAVED_SOFTMAX
 from ringformer.ops.simulated_devices import after
 
 REMAT = {

@@ -8,8 +8,8 @@ With n ranks, rank r computes the attention of its queries to all keys, in one o
                 links of both directions.
     gathered    every rank gathers all keys at once, while it computes its own block.
 
-`ring_passes.py` has the passes. With `ulysses` = u, each u neighbours are one rank of a ring of n/u: they exchange
-heads before and after (`head_exchange.py`).
+`ring_passes.py` has the passes of a ring. With `ulysses` = u, each u neighbours are one rank of a ring of n/u: they
+exchange heads before and after (`head_exchange.py`).
 """
 
 from typing import Literal, TypedDict, Unpack, overload
@@ -32,7 +32,7 @@ from ringformer.ops.kernels.block_kernels import (
 )
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring, RingForm
-from ringformer.ops.ring_passes import attention_on_ring
+from ringformer.ops.ring_vjp import attention_on_ring
 from ringformer.ops.varying_axes import vary, varying_axes
 
 Output = Float[Array, "B T H d"]

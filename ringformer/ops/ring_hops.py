@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Float32, Int
 
 from ringformer.ops import layouts
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
@@ -29,6 +30,31 @@ RingForm = Literal["one_way", "both_ways", "gathered"]
 
 GATHERED = "ring_gathered"
 """Name of the scope of a gathered ring's collectives."""
+
+
+class Shard(NamedTuple):
+    """The arrays of a rank: queries and keys of its tokens."""
+
+    q: Float[Array, "B T H d"]
+    k: Float[Array, "B S K d"]
+    v: Float[Array, "B S K d"]
+    bias: Float32[Array, "B S"] | None
+    q_ids: Int[Array, "B T"] | None
+    k_ids: Int[Array, "B S"] | None
+
+    @property
+    def length(self) -> int:
+        """Number of queries."""
+        return self.q.shape[1]
+
+    @property
+    def keys(self) -> int:
+        """Number of keys."""
+        return self.k.shape[1]
+
+    @property
+    def key_heads(self) -> int:
+        return self.k.shape[2]
 
 
 @dataclass(frozen=True)
@@ -71,9 +97,9 @@ class Ring:
         return 1 if self.axis_name is None else layouts.ring_size_of(self.axis_name, self.exchange.ulysses, self.rings)
 
     @property
-    def hops(self) -> int:
-        """Hops that a shard of keys makes in a pass."""
-        return 0 if self.form == "gathered" else self.size - 1
+    def gathers(self) -> bool:
+        """Whether every rank gathers all keys, which then make no hops."""
+        return self.form == "gathered" and self.size > 1
 
     def within(self, window: int | None, attend_first: int, softcap: float | None, local_tokens: int) -> "Ring":
         """Set the window, the first tokens and the soft cap. A window of the whole sequence is none.
@@ -124,24 +150,26 @@ class Ring:
         size, lanes = default_chunk(length) if requested is None else requested, self.blocks.lanes
         return -(-min(size, length // self.parts) // lanes) * lanes
 
-    def whole_chunks(self, q, k, v, bias, q_ids, k_ids) -> tuple["Ring", tuple]:
+    def whole_chunks(self, shard: Shard) -> tuple["Ring", Shard]:
         """Pad the arrays of a rank to whole chunks if the kernel needs that; return the new ring and arrays.
 
         Work lists hide padded keys. Padded queries may see any keys: their rows are never read, and their cotangents of
         0 give no gradient. Padding belongs to the last token's segment, so that it adds no segment to a chunk.
         """
         if self.blocks.lanes == 1:
-            return self, (q, k, v, bias, q_ids, k_ids)
-        k_chunk = self.chunk(k.shape[1], self.k_chunk)
-        if self._cuts_tokens(k.shape[2]):  # each run has a chunk
-            k_chunk = min(k_chunk, self.chunk(k.shape[1], -(-k.shape[1] // self.parts // 2)))
-        filled = (
-            self.whole_queries(q),
-            *(padded_parts(x, self.parts, k_chunk, 1) for x in (k, v, bias)),
-            self.whole_queries(q_ids, mode="edge"),
-            padded_parts(k_ids, self.parts, k_chunk, 1, mode="edge"),
+            return self, shard
+        k_chunk = self.chunk(shard.keys, self.k_chunk)
+        if self._cuts_tokens(shard.key_heads):  # each run has a chunk
+            k_chunk = min(k_chunk, self.chunk(shard.keys, -(-shard.keys // self.parts // 2)))
+        filled = Shard(
+            self.whole_queries(shard.q),
+            padded_parts(shard.k, self.parts, k_chunk, 1),
+            padded_parts(shard.v, self.parts, k_chunk, 1),
+            padded_parts(shard.bias, self.parts, k_chunk, 1),
+            self.whole_queries(shard.q_ids, mode="edge"),
+            padded_parts(shard.k_ids, self.parts, k_chunk, 1, mode="edge"),
         )
-        return replace(self, k_chunk=k_chunk, key_filler=-(k.shape[1] // self.parts) % k_chunk), filled
+        return replace(self, k_chunk=k_chunk, key_filler=-(shard.keys // self.parts) % k_chunk), filled
 
     def whole_queries(self, x, axis: int = 1, mode: Literal["constant", "edge"] = "constant"):
         """Pad an axis of queries as `whole_chunks` pads them; None stays None."""

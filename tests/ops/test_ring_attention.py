@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.ops.ring_passes import SAVED_OUTPUT, SAVED_SOFTMAX
+from ringformer.ops.ring_vjp import SAVED_OUTPUT, SAVED_SOFTMAX
 from tests.helpers import assert_close, normal, packed_segments, ring_mesh, values_and_gradients
 from tests.hlo import executed_collectives
 from tests.ops.rings import (

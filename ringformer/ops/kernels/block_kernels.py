@@ -1,7 +1,7 @@
 """Table of the implementations that compute a block of the ring: XLA's own code, or a kernel."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -139,9 +139,12 @@ def check_logits(name: str, window: int | None, logit_softcap: float | None) -> 
             raise ValueError(f"kernel={name!r} takes no {option} ({option}={value}); kernel='xla' does")
 
 
+OptionalArray = TypeVar("OptionalArray", jax.Array, jax.Array | None)
+
+
 def padded_parts(
-    x: jax.Array | None, parts: int, multiple: int, axis: int, mode: Literal["constant", "edge"] = "constant"
-) -> jax.Array | None:
+    x: OptionalArray, parts: int, multiple: int, axis: int, mode: Literal["constant", "edge"] = "constant"
+) -> OptionalArray:
     """Pad each of the equal parts of an axis to a multiple of `multiple`, with 0 or with the part's last element; None
     stays None."""
     if x is None or not (missing := -(x.shape[axis] // parts) % multiple):
