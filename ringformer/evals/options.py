@@ -207,7 +207,8 @@ class HarnessOptions(EvaluationOptions):
     """Tasks of lm-evaluation-harness 0.4.13, computed as by its own models of Hugging Face; prints its table."""
 
     lengths: str | None = None
-    """The context in tokens, for prompt and answer together; longer prompts lose their begin; default: the model's."""
+    """The context in tokens, for prompt and answer together; longer prompts are truncated from the left; default: the
+    model's."""
     tasks: str
     """Names of tasks or groups, separated by commas."""
     num_fewshot: int | None = None

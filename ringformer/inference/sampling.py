@@ -24,7 +24,7 @@ class Sampling:
     """
 
     temperature: float = 0.0
-    """Divisor of the logits; 0, the default, always takes the likeliest token."""
+    """Sampling temperature; 0, the default, is greedy: it takes the likeliest token."""
     top_k: int | None = None
     """Number of likeliest tokens to sample from (more if logits are equal)."""
     top_p: float | None = None

@@ -25,7 +25,7 @@ SILENT_ELSE = 60.0
 lock."""
 
 LOST = 76
-"""Exit code of a run that lost a process: the process died, stalled or did not come. The same command resumes the
+"""Exit code of a run that lost a process: the process died, stalled or failed to join. The same command resumes the
 run."""
 
 _ROOM = "ringformer/"

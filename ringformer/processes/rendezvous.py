@@ -42,7 +42,7 @@ class Membership:
 
 
 class ProcessesMissing(Exception):
-    """Some processes did not come in time."""
+    """Some processes failed to join in time."""
 
 
 def discover(address: str | None, count: int | None, index: int | None, seconds: float) -> Membership:
@@ -92,7 +92,7 @@ def meet(member: Membership, seconds: float, places: Callable[[], Mapping[int, s
     """Wait until all processes have come. `places` returns the known hosts of the processes that should come.
 
     Raises:
-      ProcessesMissing: some did not come within `seconds`; the message names them.
+      ProcessesMissing: some failed to join within `seconds`; the message names them.
       ValueError: two processes came with the same number, or a process came with another number of processes or another
         config.
       OSError: the port is taken.
@@ -241,11 +241,11 @@ def _here() -> str:
 
 
 def _missing(member: Membership, seconds: float, places: Mapping[int, str], came: Mapping[int, str]) -> str:
-    """Name the processes that did not come, with their hosts from `places`, and the hosts of those that did."""
+    """Name the processes that failed to join, with their hosts from `places`, and the hosts of those that joined."""
     missing = [f"{i} ({places[i]})" if i in places else str(i) for i in range(member.count) if i not in came]
     shown = ", ".join(missing[:16]) + (f" and {len(missing) - 16} more" if len(missing) > 16 else "")
     return (
-        f"process{'es' if len(missing) > 1 else ''} {shown} of {member.count} did not come to {member.address} within "
+        f"process{'es' if len(missing) > 1 else ''} {shown} of {member.count} failed to join {member.address} within "
         f"{seconds:g} s; those on {', '.join(sorted(set(came.values())))} did"
     )
 

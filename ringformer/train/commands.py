@@ -20,7 +20,7 @@ EXIT_CODES = """exit codes:
   1    the run failed: disk full, loss not finite, ...
   2    invalid request
   75   stopped by SIGTERM, SIGUSR1 or SIGHUP on any process, and saved: the same command resumes the run
-  76   a process stalled, died or did not come: the same command resumes the run from the latest save
+  76   a process stalled, died or failed to join: the same command resumes the run from the latest save
   130  stopped by Ctrl-C, and saved; a second Ctrl-C exits at once without saving"""
 
 

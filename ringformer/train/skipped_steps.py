@@ -1,4 +1,4 @@
-"""Skipped steps, which change no parameters: their loss or gradient is not finite, or the gradient's norm is a spike.
+"""Skipped steps, which change no parameters: their loss or gradient is not finite, or the gradient norm is a spike.
 
 Checkpoints carry the skipped steps and recent norms to a resumed run; `metrics.jsonl` states the reason for each skip.
 """
@@ -79,12 +79,13 @@ class SkippedSteps:
             return {}
         self.steps.append(step)
         why = [
-            f"its {of} is {metrics[name]}"
-            for name, of in (("loss", "loss"), ("grad_norm", "gradient's norm"))
+            f"{of} is {metrics[name]}"
+            for name, of in (("loss", "loss"), ("grad_norm", "gradient norm"))
             if not math.isfinite(metrics[name])
         ]
         if not why:
-            why = [f"its gradient's norm {metrics['grad_norm']:.4g} is a spike: over {self.largest_norm(step):.4g}"]
+            limit = self.largest_norm(step)
+            why = [f"gradient norm {metrics['grad_norm']:.4g} exceeds the spike limit {limit:.4g}"]
         contents = self._data.contents(step - 1)
         batch = f"sequences {contents[0]['sequence']} to {contents[-1]['sequence']} of seed {self._seed}"
         return {"skipped": " and ".join(why), "skipped_steps": len(self.steps), "batch": batch, "contents": contents}
@@ -151,7 +152,7 @@ def check_operations(run: Run, step: int, arrays: tuple[Any, ...], metrics: dict
         causes = [
             "in a second computation every operation is finite, so the fault is not reproducible: suspect the hardware"
         ]
-    raise FloatingPointError(f"step {step}: loss {loss}, gradient's norm {norm}. First: {'; then: '.join(causes)}")
+    raise FloatingPointError(f"step {step}: loss {loss}, gradient norm {norm}. First: {'; then: '.join(causes)}")
 
 
 def _coordinates(mesh: Mesh, device: int) -> str:

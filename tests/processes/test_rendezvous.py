@@ -55,7 +55,7 @@ def test_who_did_not_come_is_named_to_all():
     assert time.monotonic() - began < 4
     for error in errors:
         assert isinstance(error, ProcessesMissing)
-        assert "processes 1, 4 (node7) of 5 did not come to localhost:" in str(error) and "within 1 s" in str(error)
+        assert "processes 1, 4 (node7) of 5 failed to join localhost:" in str(error) and "within 1 s" in str(error)
         assert f"those on {socket.gethostname()} did" in str(error)
 
 
@@ -177,5 +177,5 @@ def test_the_command_ends_within_its_limit(tmp_path):
     said = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [76, 76]
     for i, text in zip((0, 2), said, strict=True):
-        assert f"process {i} of 4: processes 1, 3 of 4 did not come to {address} within 10 s" in text
+        assert f"process {i} of 4: processes 1, 3 of 4 failed to join {address} within 10 s" in text
         assert len(text.strip().splitlines()) == 1, text

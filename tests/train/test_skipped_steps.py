@@ -134,8 +134,8 @@ def test_a_run_goes_on_and_tells(config, capfd, monkeypatch):
     run = prepare(config)
     train(run._replace(train_data=PoisonedData(run.train_data, {2: -1, 3: -2})))
     said = re.sub(r"\s+", " ", capfd.readouterr().err)
-    assert "step 2 is skipped: its loss is nan; its batch: sequences 8 to 15 of seed 5" in said
-    assert "step 3 is skipped: its gradient's norm is nan" in said and "2 steps of the run were skipped: 2, 3" in said
+    assert "step 2 is skipped: loss is nan; its batch: sequences 8 to 15 of seed 5" in said
+    assert "step 3 is skipped: gradient norm is nan" in said and "2 steps of the run were skipped: 2, 3" in said
     rows = read_metrics(config.run_dir)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and [("skipped" in row) for row in rows] == [
         False,
@@ -169,7 +169,7 @@ def test_debug_nans_names_the_operation(config, monkeypatch):
     with pytest.raises(FloatingPointError) as caught:
         train(run._replace(train_data=PoisonedData(run.train_data, {3: -1})))
     said = str(caught.value)
-    assert re.match(r"step 3: loss nan, gradient's norm [\d.]+\. First: log at ", said)
+    assert re.match(r"step 3: loss nan, gradient norm [\d.]+\. First: log at ", said)
     assert "(poisoned_loss) gives NaN on device 0, forward" in said and "(dp 0, fsdp 0, tp 0, sp 0)" in said
     assert [row["step"] for row in read_metrics(config.run_dir)] == [1, 2]
 
@@ -257,7 +257,7 @@ def test_a_bad_number_of_one_of_two_processes_is_skipped_by_both(tmp_path):
     assert [process.returncode for process in processes] == [0, 0], said
     rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows if "skipped" in row] == [4]
-    assert "step 4 is skipped: its loss is nan" in said[0][1]
+    assert "step 4 is skipped: loss is nan" in said[0][1]
     states = {step: state_of(tmp_path / "run", step) for step in (1, 2, 3, 4)}
     assert len(states[3]) > 20 and states[3] == states[4]
     for other in (1, 2):

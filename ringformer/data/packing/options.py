@@ -28,9 +28,9 @@ class PackingOptions:
     """Unit of the weights of a mixture: sequences, or tokens of text, of which sequences of whole documents have
     different numbers."""
     buckets: int = 0
-    """Times that the sequence is halved for short documents, with packing=whole and packed_attention=document: a batch
-    then has documents of at most 1/2^k of the sequence, for a k from 0 to buckets, and rings 2^k times smaller. One
-    train step is compiled for each k."""
+    """Number of length buckets for short documents, each half as long as the one before, with packing=whole and
+    packed_attention=document: the documents of a batch are of at most 1/2^k of the sequence, for a k from 0 to buckets,
+    and its rings 2^k times smaller. One train step is compiled for each k."""
 
     position_range: int = 0
     """Shift positions of each document behind a random cut, up to a context of this many tokens (PoSE), to extend the
