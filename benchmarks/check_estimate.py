@@ -114,7 +114,7 @@ def measure(config: Config, steps: int) -> Measured:
 
 def compare(said: dict[str, Any], found: Measured, tolerance: float) -> tuple[list[Line], int]:
     """What an estimate (a JSON object of `ringformer estimate`) said beside what was found, and the exit code."""
-    from ringformer.estimate.targets import find_target
+    from ringformer.estimate.workloads.targets import find_target
     from ringformer.hardware import chip_of
 
     target, chip = find_target(said["target"]), chip_of(found.device_kind)

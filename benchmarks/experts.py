@@ -4,7 +4,7 @@
 
 Compiled, not run: FLOPs of `jax.lax.ragged_dot` and of `megablox.gmm` over those due, on one chip and within a
 `shard_map` of four. Counted: the seconds to gather the weights of a layer's experts, to compute the experts of a rank's
-tokens, and to send the tokens instead, at the rates of the estimator (`ringformer/estimate/link_rates.py`).
+tokens, and to send the tokens instead, at the rates of the estimator (`ringformer/estimate/workloads/link_rates.py`).
 """
 
 import argparse
@@ -21,10 +21,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.link_rates import exchange_rate, weights_rate
 from ringformer.estimate.seconds.program_seconds import efficiency
-from ringformer.estimate.targets import compiler_versions, find_target, only_compilers
-from ringformer.estimate.workload import preset_workload
+from ringformer.estimate.workloads.link_rates import exchange_rate, weights_rate
+from ringformer.estimate.workloads.targets import compiler_versions, find_target, only_compilers
+from ringformer.estimate.workloads.training import preset_workload
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

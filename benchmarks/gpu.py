@@ -224,9 +224,9 @@ def step(size: str, index: int) -> dict:
 def predicted(size: str, row: dict, target: str) -> dict:
     """Return what `ringformer estimate` predicts for the configuration of a row, without a device."""
     from ringformer.estimate.compiler.process import compile_apart
-    from ringformer.estimate.report import estimate_json
-    from ringformer.estimate.targets import find_target
-    from ringformer.estimate.workload import Workload, estimate_command
+    from ringformer.estimate.reports.report import estimate_json
+    from ringformer.estimate.workloads.targets import find_target
+    from ringformer.estimate.workloads.training import Workload, estimate_command
     from ringformer.models.families.llama import LlamaConfig, preset
 
     name, T, settings = next(configuration for configuration in STEPS[size] if _is_of(row, "steps", configuration))
@@ -303,7 +303,7 @@ def main() -> None:
         of_rows = {"attention": attention, "steps": step, "inference": inference}
         print(json.dumps(of_rows[kind](size, int(index)) if kind in of_rows else found[kind](size)))
         return
-    from ringformer.estimate.targets import find_target
+    from ringformer.estimate.workloads.targets import find_target
 
     try:  # before anything is measured
         out = None if args.out is None else output_file(args.out)

@@ -87,9 +87,9 @@ def inference(size: str, index: int) -> dict:
     import jax
     import numpy as np
 
-    from ringformer.estimate.inference.closed_forms import floor_seconds, prefill_flops
-    from ringformer.estimate.inference.workload import InferenceWorkload
-    from ringformer.estimate.targets import find_target
+    from ringformer.estimate.closed_forms.inference import floor_seconds, prefill_flops
+    from ringformer.estimate.workloads.inference import InferenceWorkload
+    from ringformer.estimate.workloads.targets import find_target
     from ringformer.hardware import chip_of
     from ringformer.inference.generator import Generator
     from ringformer.inference.weight_shares import weight_shares
@@ -153,8 +153,8 @@ def predicted_inference(size: str, row: dict, target: str) -> dict:
     """Return what `ringformer estimate` predicts for the inference of a row, without a device."""
     from ringformer.estimate.compiler.process import compile_apart
     from ringformer.estimate.inference.report import inference_json
-    from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
-    from ringformer.estimate.targets import find_target
+    from ringformer.estimate.workloads.inference import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
+    from ringformer.estimate.workloads.targets import find_target
     from ringformer.models.families.llama import LlamaConfig, preset
 
     model, options = LlamaConfig(**preset(row["model"])), {"cache_dtype": row["cache_dtype"]}

@@ -15,12 +15,12 @@ from itertools import product
 from pathlib import Path
 
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.command_tools import log
 from ringformer.estimate.inference.report import inference_json
 from ringformer.estimate.inference.search import Accepted, completed, likely, longest, whole
-from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
-from ringformer.estimate.report import origin
-from ringformer.estimate.targets import find_target, only_compilers
+from ringformer.estimate.reports.report import origin
+from ringformer.estimate.workloads.command_tools import log
+from ringformer.estimate.workloads.inference import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
+from ringformer.estimate.workloads.targets import find_target, only_compilers
 from ringformer.hardware import GiB
 from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.models.families.llama import LlamaConfig, preset

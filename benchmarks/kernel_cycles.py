@@ -21,8 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from ringformer.cli.parser import output_file
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.kernels.kernel_cycles import generate_cycles, kernel_keys
 from ringformer.estimate.kernels.pair_kernels import (
     PARTS,
     TARGETS,
@@ -36,13 +37,12 @@ from ringformer.estimate.kernels.pair_kernels import (
     hbm_bytes_per_cycle,
 )
 from ringformer.estimate.kernels.slot_use import ProgramSlots, SlotUse, read_slot_use, times
-from ringformer.estimate.programs import ATTENTION
-from ringformer.estimate.seconds.kernel_cycles import generate_cycles, kernel_keys
 from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.machine_code import dumped_kernels
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
-from ringformer.estimate.targets import compiled_by, find_target, only_compilers
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import ATTENTION
+from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
-from ringformer.estimate.targets import compiled_by, find_target, only_compilers
+from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.decoder_layers import attention_options
 from ringformer.models.kernel_choice import with_kernel

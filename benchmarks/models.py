@@ -26,13 +26,13 @@ from jax.sharding import NamedSharding
 
 from ringformer.cli.parser import output_argument
 from ringformer.data import Batch
-from ringformer.estimate.closed_forms import step_time
-from ringformer.estimate.command_tools import log
-from ringformer.estimate.report import origin
-from ringformer.estimate.search.candidates import candidates
-from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
-from ringformer.estimate.targets import find_target, only_compilers
-from ringformer.estimate.workload import Workload, preset_workload
+from ringformer.estimate.choices.candidates import candidates
+from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings
+from ringformer.estimate.closed_forms.training import step_time
+from ringformer.estimate.reports.report import origin
+from ringformer.estimate.workloads.command_tools import log
+from ringformer.estimate.workloads.targets import find_target, only_compilers
+from ringformer.estimate.workloads.training import Workload, preset_workload
 from ringformer.hardware import GiB
 from ringformer.models.registry import preset_config
 from ringformer.parallel.mesh import BATCH, make_mesh

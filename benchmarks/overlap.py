@@ -18,10 +18,10 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.closed_forms.training import smallest_local_length
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig
 from ringformer.paper.figures import draw_overlap
 

@@ -28,9 +28,9 @@ import numpy as np
 from ringformer.data.packing.bin_packing import attention_work, order_by_batch, pack, spread
 from ringformer.data.packing.ring_balance import LAYOUTS, batches_of, in_buckets, segments, sequences_of
 from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, mean, overall, ring_work
-from ringformer.estimate.packed_documents import in_layout, seconds_of_documents
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import preset_workload
+from ringformer.estimate.reports.packed_documents import in_layout, seconds_of_documents
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import preset_workload
 from ringformer.ops.layouts import Layout
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ringformer.cli.parser import output_argument
+from ringformer.estimate.choices.candidates import counted
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.search.candidates import counted
-from ringformer.estimate.seconds.kernel_cycles import with_machine_code
-from ringformer.estimate.targets import compiled_by, find_target, only_compilers
-from ringformer.estimate.time_report import modelled_time
-from ringformer.estimate.workload import Workload, preset_workload
+from ringformer.estimate.kernels.kernel_cycles import with_machine_code
+from ringformer.estimate.reports.time_report import modelled_time
+from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
+from ringformer.estimate.workloads.training import Workload, preset_workload
 from ringformer.ops.ring_hops import RingForm
 from ringformer.paper.figures import draw_parallelism
 

@@ -14,17 +14,17 @@ import os
 import re
 
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.closed_forms import step_time
+from ringformer.estimate.closed_forms.training import step_time
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.compiler.program_text import Program
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.programs import TRAIN_STEP
-from ringformer.estimate.seconds.kernel_cycles import generate_cycles, kernel_keys, with_machine_code
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.kernels.kernel_cycles import generate_cycles, kernel_keys, with_machine_code
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import of_chunk_pairs, purpose
-from ringformer.estimate.targets import compiled_by, find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import TRAIN_STEP
+from ringformer.estimate.workloads.targets import compiled_by, find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 
 CELLS = {

@@ -11,13 +11,13 @@ import json
 from dataclasses import replace
 
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.run_estimate import RunCompiler, programs_json
-from ringformer.estimate.search.candidates import Candidate, neighbours
+from ringformer.estimate.choices.candidates import Candidate, neighbours
+from ringformer.estimate.compiled.dump import CompilerFailure
+from ringformer.estimate.reports.run_estimate import RunCompiler, programs_json
 from ringformer.estimate.search.plan import longest_plan
 from ringformer.estimate.search.plan_report import plan_text
-from ringformer.estimate.targets import compiled_by, find_target, only_compilers
-from ringformer.estimate.workload import preset_workload
+from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
+from ringformer.estimate.workloads.training import preset_workload
 
 PLANS = (("llama3_8b", "v5p-128"), ("llama_7b", "v5e-256"), ("llama_13b", "32xA100-80"), ("llama3_8b", "8xH100"))
 

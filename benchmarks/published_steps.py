@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.process import compile_apart
+from ringformer.estimate.kernels.kernel_cycles import with_machine_code
 from ringformer.estimate.kernels.pair_kernels import Kind, Pair
-from ringformer.estimate.seconds.kernel_cycles import with_machine_code
+from ringformer.estimate.reports.time_report import mfu, modelled_time, seconds_by_purpose
 from ringformer.estimate.seconds.program_seconds import ATTENTION
-from ringformer.estimate.targets import compiled_by, find_target, only_compilers
-from ringformer.estimate.time_report import mfu, modelled_time, seconds_by_purpose
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.report import estimate_json
-from ringformer.estimate.seconds.kernel_cycles import with_machine_code
-from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
-from ringformer.estimate.workload import Workload, stage_workloads
+from ringformer.estimate.kernels.kernel_cycles import with_machine_code
+from ringformer.estimate.reports.report import estimate_json
+from ringformer.estimate.workloads.targets import MissingCompiler, compiled_by, find_target
+from ringformer.estimate.workloads.training import Workload, stage_workloads
 from ringformer.hardware import GiB
 from ringformer.runs.config_file import load_config, parse_stages
 

@@ -16,9 +16,9 @@ import jax
 
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.programs import FIRST_STATE, INIT
-from ringformer.estimate.targets import compiled_by, find_target, only_compilers
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import FIRST_STATE, INIT
+from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import weight_shardings

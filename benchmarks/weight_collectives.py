@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from ringformer.estimate.compiler.dump import AS_COMPILED_PROGRAMS_PRINT, PROGRAM, compile_printing
-from ringformer.estimate.programs import abstract_array
+from ringformer.estimate.compiled.dump import AS_COMPILED_PROGRAMS_PRINT, PROGRAM, compile_printing
 from ringformer.estimate.seconds.link_loads import network
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import Rates
-from ringformer.estimate.targets import Target, find_target, only_compilers
+from ringformer.estimate.workloads.programs import abstract_array
+from ringformer.estimate.workloads.targets import Target, find_target, only_compilers
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.gather_weight import gather_weight
 from ringformer.parallel.mesh import make_mesh

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ringformer.estimate.compiler.program_text import Program
-from ringformer.estimate.targets import MissingCompiler, find_target
+from ringformer.estimate.compiled.program_text import Program
+from ringformer.estimate.workloads.targets import MissingCompiler, find_target
 
 
 class Collective(NamedTuple):

@@ -39,6 +39,18 @@ DATA_FLOORS = (
     ("loader",),
     ("commands",),
 )
+ESTIMATE_FLOORS = (
+    ("workloads",),
+    ("compiled",),
+    ("seconds",),
+    ("closed_forms",),
+    ("compiler",),
+    ("kernels",),
+    ("choices",),
+    ("reports",),
+    ("search", "inference", "training_command"),
+    ("commands",),
+)
 PUBLIC = "__init__"
 
 
@@ -66,7 +78,11 @@ def floor(module: str, floors, depth: int) -> tuple[int, str]:
     return next(i for i, rooms in enumerate(floors) if room in rooms), room
 
 
-ROOMS = [("ringformer.", FLOORS, 1), ("ringformer.data.", DATA_FLOORS, 2)]
+ROOMS = [
+    ("ringformer.", FLOORS, 1),
+    ("ringformer.data.", DATA_FLOORS, 2),
+    ("ringformer.estimate.", ESTIMATE_FLOORS, 2),
+]
 
 
 @pytest.mark.parametrize(("inside", "floors", "depth"), ROOMS)

@@ -13,11 +13,11 @@ import pytest
 from benchmarks.stages import BEGIN, END, END_OF_RECIPES, RECIPES, SHIPPED, recipes, stages, table, write
 from benchmarks.tables import write_table
 from ringformer.data import parse_mixture
-from ringformer.estimate import targets
-from ringformer.estimate.closed_forms import ring_hops
+from ringformer.estimate.closed_forms.training import ring_hops
 from ringformer.estimate.commands import add_estimate
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import stage_workloads
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import stage_workloads
 from ringformer.models.registry import preset_config, registered_by
 from ringformer.ops.tokenwise.rope import RopeScaling
 from ringformer.runs.config_file import load_config, parse_stages

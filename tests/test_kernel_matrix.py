@@ -8,7 +8,7 @@ import pytest
 from benchmarks import kernel_matrix
 from benchmarks.kernel_matrix import IN_WINDOW, Cell, cells, kernel_code, read, try_cell, try_cells
 from ringformer.estimate.kernels.pair_kernels import TARGETS
-from ringformer.estimate.targets import only_compilers
+from ringformer.estimate.workloads.targets import only_compilers
 from tests.hlo import on_tpu
 
 COMMITTED = Path(__file__).parent.parent / "results" / "kernel_matrix.json"

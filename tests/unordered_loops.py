@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ringformer.estimate.compiler.program_text import Instruction, Program
+from ringformer.estimate.compiled.program_text import Instruction, Program
 
 CALLS = ("while", "conditional", "call")
 """Instructions that run other computations, and may go on after they count as begun."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ringformer.estimate.command_tools import MODEL_FLAGS, given
+from ringformer.estimate.workloads.command_tools import MODEL_FLAGS, given
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 
 def _estimate(args: argparse.Namespace) -> int:
     from ringformer.estimate.inference.commands import estimate_inference
-    from ringformer.estimate.targets import only_compilers
     from ringformer.estimate.training_command import estimate_training
+    from ringformer.estimate.workloads.targets import only_compilers
 
     for name, value in given(args, COUNTS).items():
         if value < 1:

@@ -9,19 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringformer.data.packing.document_lengths import share_or_times
-from ringformer.estimate.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.packed_documents import documents_json, documents_text
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.report import closed_form_text, estimate_json, estimate_text, origin, title
-from ringformer.estimate.run_estimate import RunEstimate, compile_others, programs_json, programs_text
-from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
-from ringformer.estimate.seconds.kernel_cycles import with_machine_code
-from ringformer.estimate.targets import Target, find_target
-from ringformer.estimate.time_report import device_hours, duration, step_seconds
-from ringformer.estimate.workload import Workload, preset_workload, stage_workloads
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.kernels.kernel_cycles import with_machine_code
+from ringformer.estimate.reports.packed_documents import documents_json, documents_text
+from ringformer.estimate.reports.report import closed_form_text, estimate_json, estimate_text, origin, title
+from ringformer.estimate.reports.run_estimate import RunEstimate, compile_others, programs_json, programs_text
+from ringformer.estimate.reports.time_report import device_hours, duration, step_seconds
+from ringformer.estimate.workloads.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
+from ringformer.estimate.workloads.targets import Target, find_target
+from ringformer.estimate.workloads.training import Workload, preset_workload, stage_workloads
 from ringformer.hardware import GiB
 from ringformer.parallel.runtime_environment import runtime_environment
 from ringformer.runs.config_file import load_config, parse_stages

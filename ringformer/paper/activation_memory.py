@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import EVALUATION, TRAIN_STEP
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.own_attention import ATTENTION
 from ringformer.paper.attempts import NUMBER, check_fields, entries, stamp, write_results

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ringformer.estimate.targets import MissingCompiler, Target, compiled_by, find_target
+from ringformer.estimate.workloads.targets import MissingCompiler, Target, compiled_by, find_target
 from ringformer.files.atomic import write_whole
 
 NUMBER = int | float

@@ -45,7 +45,7 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 
 
 def _tables(args: argparse.Namespace) -> None:
-    from ringformer.estimate.targets import only_compilers
+    from ringformer.estimate.workloads.targets import only_compilers
     from ringformer.paper import activation_memory, cells, max_context, training_mfu, trajectories
     from ringformer.paper.attempts import other_compilers, read, read_runs
     from ringformer.paper.tables_document import Results, write_tables

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from ringformer.estimate.closed_forms import CLOSED_FORM, computation_time
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.closed_forms.training import CLOSED_FORM, computation_time
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
+from ringformer.estimate.reports.time_report import time_json
 from ringformer.estimate.search.longest_context import attempt, counted_within, next_length
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.time_report import time_json
-from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import MemorySettings, Workload, estimate_command
 from ringformer.hardware import GiB
 from ringformer.paper.attempts import compilable, read, stamp, write_results
 from ringformer.paper.cells import Cell, Row, cells

@@ -1,7 +1,7 @@
 """The paper's Table 4, as text on the page of tables and as the rows of its figure."""
 
 from ringformer.estimate.seconds.program_seconds import ATTENTION
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.hardware import GiB
 from ringformer.paper.mfu_figure import Bar, Shares
 from ringformer.paper.tables_text import seconds_by, with_compilers

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.closed_forms.training import smallest_local_length
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS, counted_within, longest_within
 from ringformer.estimate.seconds.program_seconds import USUAL, efficiency
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.hardware import CHIPS, GiB
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.own_attention import ATTENTION

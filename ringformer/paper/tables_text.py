@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from string import ascii_uppercase
 
-from ringformer.estimate.closed_forms import CLOSED_FORM
+from ringformer.estimate.closed_forms.training import CLOSED_FORM
 
 PAGE = """# The paper's tables, compiled
 

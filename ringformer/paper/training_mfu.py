@@ -16,13 +16,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.report import fields
+from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings
+from ringformer.estimate.compiled.dump import CompilerFailure
+from ringformer.estimate.kernels.kernel_cycles import with_machine_code
+from ringformer.estimate.reports.report import fields
 from ringformer.estimate.search.longest_context import brief_json
-from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
-from ringformer.estimate.seconds.kernel_cycles import with_machine_code
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import MemorySettings, Workload, estimate_command
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.kernel_choice import USUAL

@@ -7,7 +7,7 @@ nor the batch. The cells here use eight devices, which train eight sequences wit
 from dataclasses import dataclass
 
 from ringformer.estimate.search.longest_context import next_length
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.hardware import GiB
 from ringformer.models.own_attention import ATTENTION
 from ringformer.paper.cells import REGIMES, Cell, K, Row

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.advice import advice
-from ringformer.estimate.closed_forms import StepTime, computation_seconds, peak_bytes
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import preset_workload
+from ringformer.estimate.closed_forms.training import StepTime, computation_seconds, peak_bytes
+from ringformer.estimate.reports.advice import advice
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import preset_workload
 from tests.estimate.search.test_longest_context import estimate_of
 
 

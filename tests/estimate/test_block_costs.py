@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.block_costs import CYCLES_OF_A_PAIR, block_seconds
-from ringformer.estimate.closed_forms import attention_seconds
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.closed_forms.block_costs import CYCLES_OF_A_PAIR, block_seconds
+from ringformer.estimate.closed_forms.training import attention_seconds
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 
 

@@ -4,10 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.closed_forms import StepTime, attention_seconds, causal_excess, memory, peak_bytes, ring_hops
-from ringformer.estimate.search.memory_settings import possible_settings
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.choices.memory_settings import possible_settings
+from ringformer.estimate.closed_forms.training import (
+    StepTime,
+    attention_seconds,
+    causal_excess,
+    memory,
+    peak_bytes,
+    ring_hops,
+)
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import GiB
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.flops import executed_attention_flops

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate import run_estimate, targets
+from ringformer.estimate.choices import memory_settings
 from ringformer.estimate.commands import add_estimate
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler import process as compiler_process
-from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.programs import EVALUATION, PROGRAMS
-from ringformer.estimate.search import memory_settings
+from ringformer.estimate.reports import run_estimate
 from ringformer.estimate.search.commands import add_plan
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.programs import EVALUATION, PROGRAMS
+from ringformer.estimate.workloads.targets import find_target
 from tests.estimate.search.test_longest_context import estimate_of
 from tests.hlo import on_tpu
 from tests.verbs import run_verb

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.closed_forms import attention_seconds, computation_seconds, memory, ring_hops
-from ringformer.estimate.communication import exposed_seconds
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.closed_forms.communication import exposed_seconds
+from ringformer.estimate.closed_forms.training import attention_seconds, computation_seconds, memory, ring_hops
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 
 CHIP = find_target("v5p-128").chip

@@ -6,10 +6,10 @@ import pytest
 
 from ringformer.estimate.compiler.collectives import purpose
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
 from ringformer.estimate.seconds.link_loads import QUEUED
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import EVALUATION, TRAIN_STEP
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import CHIPS
 from ringformer.models.families.llama import LlamaConfig
 from tests.hlo import on_tpu

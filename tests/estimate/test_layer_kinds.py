@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.closed_forms import attention_seconds, hop_bytes, window_seconds
-from ringformer.estimate.communication import exposed_seconds
+from ringformer.estimate.choices.candidates import candidates
+from ringformer.estimate.closed_forms.communication import exposed_seconds
+from ringformer.estimate.closed_forms.training import attention_seconds, hop_bytes, window_seconds
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.search.candidates import candidates
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import described, preset_workload
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import described, preset_workload
 from ringformer.models.flops import executed_attention_flops, executed_flops, forward_runs
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import preset_config

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringformer.estimate.link_rates import exchange_rate, hop_rate, keys_rate, weights_rate
 from ringformer.estimate.seconds.link_loads import Network, gather_rate, link_seconds
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.link_rates import exchange_rate, hop_rate, keys_rate, weights_rate
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.parallel.device_order import order_devices
 

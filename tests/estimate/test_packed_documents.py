@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from ringformer.data.packing.ring_work import in_rings, ring_work
-from ringformer.estimate import targets
-from ringformer.estimate.block_costs import block_seconds
-from ringformer.estimate.closed_forms import attention_seconds, computation_seconds
+from ringformer.estimate.closed_forms.block_costs import block_seconds
+from ringformer.estimate.closed_forms.communication import exposed_seconds
+from ringformer.estimate.closed_forms.training import attention_seconds, computation_seconds
 from ringformer.estimate.commands import add_estimate
-from ringformer.estimate.communication import exposed_seconds
-from ringformer.estimate.packed_documents import seconds_of_documents, ways_to_pack
+from ringformer.estimate.reports.packed_documents import seconds_of_documents, ways_to_pack
+from ringformer.estimate.reports.time_report import duration, seconds_of
 from ringformer.estimate.search.commands import add_plan
 from ringformer.estimate.seconds.overlap import Schedule, Transfer
 from ringformer.estimate.seconds.program_seconds import ATTENTION, OTHER, Rates, Seconds
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.time_report import duration, seconds_of
-from ringformer.estimate.workload import preset_workload
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import preset_workload
 from tests.data.packing_samples import build
 from tests.verbs import run_verb
 

@@ -7,20 +7,20 @@ from functools import lru_cache
 
 import pytest
 
-from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.closed_forms.training import smallest_local_length
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler import process as compiler_process
-from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.program_estimate import Surroundings, read_refusal
-from ringformer.estimate.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
-from ringformer.estimate.report import estimate_json, estimate_text
+from ringformer.estimate.compiler.program_estimate import Surroundings, read_refusal
+from ringformer.estimate.reports.report import estimate_json, estimate_text
+from ringformer.estimate.reports.time_report import duration
 from ringformer.estimate.seconds.link_loads import Network, gather_rate
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import USUAL, Rates
 from ringformer.estimate.seconds.transfers import FROM_HOST
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.time_report import duration
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import CHIPS
 from ringformer.models.families.llama import LlamaConfig
 from ringformer.models.flops import model_flops_per_token

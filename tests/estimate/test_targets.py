@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 
-from ringformer.estimate import targets
-from ringformer.estimate.targets import MissingCompiler, compiled_by, compiler_versions, find_target
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.targets import MissingCompiler, compiled_by, compiler_versions, find_target
 from ringformer.hardware import PODS, SLICES
 from tests.hlo import on_tpu
 
@@ -66,7 +66,8 @@ def test_a_missing_compiler_is_named_with_its_install(monkeypatch, name, command
 PROGRAM = """
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from ringformer.estimate.targets import find_target, only_compilers
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.targets import only_compilers
 only_compilers()
 mesh = Mesh(np.array(find_target("v5e:2x2").devices()), ("sp",))
 x = jax.ShapeDtypeStruct((256, 128), np.float32, sharding=NamedSharding(mesh, P("sp")))

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ringformer.data import describe_passes
-from ringformer.estimate.time_report import device_hours, device_time, duration, step_seconds
+from ringformer.estimate.reports.time_report import device_hours, device_time, duration, step_seconds
 from tests.estimate.test_commands import estimate
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import MemorySettings, Workload, estimate_command
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.paper.cells import cells
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.hardware import CHIPS, CLOUD_TPUS, SLICES, GiB, chip_of
 from tests.hlo import on_tpu
 

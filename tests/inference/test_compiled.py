@@ -10,10 +10,10 @@ from functools import lru_cache
 import jax
 import pytest
 
-from ringformer.estimate.compiler.program_text import Program
-from ringformer.estimate.programs import WITHOUT_DEVICES
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.programs import WITHOUT_DEVICES
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.inference.cache.chunk_attention import Reads
 from ringformer.inference.inference_config import inference_config
 from ringformer.inference.programs import Programs

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from ringformer.estimate.programs import TRAIN_STEP, lower_program
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import TRAIN_STEP, lower_program
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.interface import Feature, Features
 from ringformer.models.registry import Family, register
 from ringformer.runs.config import base_config

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.flops import executed_attention_flops, executed_flops, model_flops_per_token, working_params
 

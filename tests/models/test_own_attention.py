@@ -10,10 +10,10 @@ import pytest
 from ringformer import register_attention, ring_attention
 from ringformer.cli import main
 from ringformer.convert.hf_config import to_hf_config
-from ringformer.estimate.closed_forms import peak_bytes
-from ringformer.estimate.programs import lower_attention
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import preset_workload
+from ringformer.estimate.closed_forms.training import peak_bytes
+from ringformer.estimate.workloads.programs import lower_attention
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import preset_workload
 from ringformer.inference.generator import Generator
 from ringformer.inference.inference_config import inference_config
 from ringformer.models.own_attention import REGISTERED

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringformer.estimate import targets
+from ringformer.estimate.workloads import targets
 from ringformer.paper import attempts
 
 

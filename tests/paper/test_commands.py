@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringformer.cli import main
-from ringformer.estimate import targets
+from ringformer.estimate.workloads import targets
 from ringformer.paper import activation_memory, attempts, cells, max_context, training_mfu
 from ringformer.paper.attempts import read
 from ringformer.paper.commands import add_tables

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.estimate import targets
-from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.search import longest_context, memory_settings
+from ringformer.estimate.choices import memory_settings
+from ringformer.estimate.compiled.dump import CompilerFailure
+from ringformer.estimate.search import longest_context
+from ringformer.estimate.workloads import targets
 from ringformer.paper import max_context
 from ringformer.paper.attempts import read
 from ringformer.paper.cells import REGIMES, ROWS, Cell, cells

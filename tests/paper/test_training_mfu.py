@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.estimate import targets
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.choices import memory_settings
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.search import memory_settings
-from ringformer.estimate.targets import compiled_by
-from ringformer.estimate.workload import MemorySettings, estimate_command
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.targets import compiled_by
+from ringformer.estimate.workloads.training import MemorySettings, estimate_command
 from ringformer.paper import attempts, training_mfu
 from ringformer.paper.attempts import read_runs
 from ringformer.paper.mfu_table import rows, shares

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.search import memory_settings
+from ringformer.estimate.choices import memory_settings
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.paper.attempts import read
 from ringformer.paper.cells import cells as cells_of_table_3

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plans import PLANS as WANTED
-from ringformer.estimate.programs import PROGRAMS
 from ringformer.estimate.seconds.program_seconds import efficiency
+from ringformer.estimate.workloads.programs import PROGRAMS
 from ringformer.hardware import CHIPS
 
 ROOT = Path(__file__).parents[2]

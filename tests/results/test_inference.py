@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inference_contexts import AT_A_MILLION, LONGEST, MARKS, write_tables
-from ringformer.estimate.inference.workload import DECODE, PREFILL
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.inference import DECODE, PREFILL
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.models.families.llama import preset
 
 ROOT = Path(__file__).parents[2]

@@ -7,11 +7,11 @@ from statistics import median
 
 import pytest
 
-from ringformer.estimate.closed_forms import CLOSED_FORM, computation_time, peak_bytes
-from ringformer.estimate.programs import PROGRAMS
+from ringformer.estimate.closed_forms.training import CLOSED_FORM, computation_time, peak_bytes
 from ringformer.estimate.search.longest_context import counted_longest_within, longest_within, next_length
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import MemorySettings
+from ringformer.estimate.workloads.programs import PROGRAMS
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import MemorySettings
 from ringformer.paper import trajectories
 from ringformer.paper.attempts import read
 from ringformer.paper.cells import REGIMES, ROWS, SCALING, Cell, cells

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parallelism import LENGTHS, LINES, ROWS, USP, closed_form_lines, table
-from ringformer.estimate.search.candidates import counted
+from ringformer.estimate.choices.candidates import counted
 
 RESULTS = json.loads((Path(__file__).parents[2] / "results" / "parallelism.json").read_text())
 FOUND = RESULTS["rows"]

@@ -10,8 +10,8 @@ import pytest
 
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.cli import main
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import estimate_command, named_model, preset_workload
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import estimate_command, named_model, preset_workload
 from ringformer.models.registry import FAMILIES, preset_config, registered_by
 from ringformer.ops.tokenwise.rope import RopeScaling
 from ringformer.runs.config import base_config

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.models.decoder import Decoder
 from ringformer.train.state import init_state, make_init
 from tests.helpers import relative_error, unpadded

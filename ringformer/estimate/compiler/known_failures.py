@@ -1,8 +1,8 @@
 """Known failures of compilers: workloads that crash a compiler, or that it compiles wrongly, are refused before
 compilation."""
 
-from ringformer.estimate.closed_forms import itemsize
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.closed_forms.training import itemsize
+from ringformer.estimate.workloads.training import Workload
 
 HOST_TRANSFER_LIMIT = 2**32
 """Size in bytes from which libtpu 0.0.52 fails on a single transfer to the host. It counts granules in 32 bits; at

@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from ringformer.estimate.compiler.dump import (
+from ringformer.estimate.compiled.dump import (
     AS_COMPILED_PROGRAMS_PRINT,
     Compiled,
     CompilerFailure,
@@ -32,19 +32,19 @@ from ringformer.estimate.compiler.dump import (
     compile_printing,
     read_dump,
 )
+from ringformer.estimate.compiled.peak_buffers import read_peak_buffers
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.compiler.known_failures import known_failure
-from ringformer.estimate.compiler.peak_buffers import read_peak_buffers
-from ringformer.estimate.compiler.program_text import Program
-from ringformer.estimate.inference.programs import lower_inference
-from ringformer.estimate.inference.workload import InferenceWorkload
-from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
-from ringformer.estimate.programs import ATTENTION, TRAIN_STEP, LoweredProgram, lower_attention, lower_program
+from ringformer.estimate.compiler.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.link_loads import network
 from ringformer.estimate.seconds.machine_code import dump_flags, read_kernels
 from ringformer.estimate.seconds.program_seconds import Rates, efficiency
-from ringformer.estimate.targets import only_compilers
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.inference import InferenceWorkload
+from ringformer.estimate.workloads.inference_programs import lower_inference
+from ringformer.estimate.workloads.programs import ATTENTION, TRAIN_STEP, LoweredProgram, lower_attention, lower_program
+from ringformer.estimate.workloads.targets import only_compilers
+from ringformer.estimate.workloads.training import Workload
 from ringformer.files.atomic import write_whole
 from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.parallel.device_order import max_link_hops

@@ -4,16 +4,16 @@ import argparse
 import json
 import sys
 
-from ringformer.estimate.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiled.dump import CompilerFailure
+from ringformer.estimate.compiler.program_estimate import fitting
 from ringformer.estimate.inference.report import inference_json, inference_text
 from ringformer.estimate.inference.search import Accepted, completed, first_accepted, likely, longest
-from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
-from ringformer.estimate.program_estimate import fitting
-from ringformer.estimate.report import origin, title
-from ringformer.estimate.seconds.kernel_cycles import with_machine_code
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import named_model
+from ringformer.estimate.kernels.kernel_cycles import with_machine_code
+from ringformer.estimate.reports.report import origin, title
+from ringformer.estimate.workloads.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
+from ringformer.estimate.workloads.inference import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import named_model
 
 PROGRAM = {"prefill": PREFILL, "decode": DECODE}
 OF_TRAINING = (

@@ -1,18 +1,18 @@
 """Reports on inference: JSON objects and text."""
 
-from ringformer.estimate.closed_forms import StepTime, step_time
-from ringformer.estimate.compiler.collectives import group_json, grouped, inference_purpose
-from ringformer.estimate.inference.closed_forms import (
+from ringformer.estimate.closed_forms.inference import (
     cache_bytes,
     floor_seconds,
     prefill_flops,
     prefill_memory,
     weight_bytes,
 )
-from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.report import common_json, fields, heading, memory_parts, scheduled_text
-from ringformer.estimate.time_report import figures, purposes_text, seconds_of
+from ringformer.estimate.closed_forms.training import StepTime, step_time
+from ringformer.estimate.compiler.collectives import group_json, grouped, inference_purpose
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.reports.report import common_json, fields, heading, memory_parts, scheduled_text
+from ringformer.estimate.reports.time_report import figures, purposes_text, seconds_of
+from ringformer.estimate.workloads.inference import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.hardware import GiB
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from ringformer.estimate.closed_forms.inference import cache_bytes, prefill_peak, prefill_seconds, weight_bytes
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.inference.closed_forms import cache_bytes, prefill_peak, prefill_seconds, weight_bytes
-from ringformer.estimate.inference.workload import DECODE, LOADING, PREFILL, InferenceWorkload
-from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.workloads.inference import DECODE, LOADING, PREFILL, InferenceWorkload
 from ringformer.hardware import GiB
 
 ATTEMPTS = 3

@@ -22,10 +22,10 @@ def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from ringformer.estimate.compiler.dump import CompilerFailure
+    from ringformer.estimate.compiled.dump import CompilerFailure
     from ringformer.estimate.kernels.chunk_search import HEAD_DIMS, best_of, search
     from ringformer.estimate.kernels.pair_kernels import TARGETS, find_generation
-    from ringformer.estimate.targets import compiled_by, find_target
+    from ringformer.estimate.workloads.targets import compiled_by, find_target
     from ringformer.ops.kernels.chunk_sizes import STRETCH, TABLES
 
     generation = find_generation(args.target)

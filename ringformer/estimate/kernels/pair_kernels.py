@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.process import child_environment
 from ringformer.estimate.kernels.slot_use import SlotUse, detailed_dump_flags, read_slot_use
-from ringformer.estimate.programs import abstract_array
 from ringformer.estimate.seconds.machine_code import Grid, dumped_kernels
-from ringformer.estimate.targets import Target, find_target, only_compilers
+from ringformer.estimate.workloads.programs import abstract_array
+from ringformer.estimate.workloads.targets import Target, find_target, only_compilers
 from ringformer.hardware import CHIPS
 from ringformer.ops.blockwise_attention import Keys, Queries
 from ringformer.ops.kernels.flash_backward import flash_backward

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from ringformer.estimate.compiler.program_text import Instruction, Program
+from ringformer.estimate.compiled.program_text import Instruction, Program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.machine_code import DUMP, Code, Grid, dump_flags, dumped_kernels, grid_of
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes

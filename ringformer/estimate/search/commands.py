@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ringformer.estimate.command_tools import DOES_NOT_FIT, log
+from ringformer.estimate.workloads.command_tools import DOES_NOT_FIT, log
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
 
 def _plan(args: argparse.Namespace) -> int:
     from ringformer.data.stores.folder import open_one
-    from ringformer.estimate.compiler.dump import CompilerFailure
-    from ringformer.estimate.run_estimate import RunCompiler
+    from ringformer.estimate.compiled.dump import CompilerFailure
+    from ringformer.estimate.reports.run_estimate import RunCompiler
     from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
     from ringformer.estimate.search.plan import longest_plan, longest_plan_within, plan
     from ringformer.estimate.search.plan_report import how_it_fits, packing_text, plan_text
-    from ringformer.estimate.targets import find_target, only_compilers
-    from ringformer.estimate.workload import preset_workload
+    from ringformer.estimate.workloads.targets import find_target, only_compilers
+    from ringformer.estimate.workloads.training import preset_workload
 
     limit = MAX_STEP_SECONDS if args.max_step_seconds is None else args.max_step_seconds
     if not limit > 0:

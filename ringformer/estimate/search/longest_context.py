@@ -4,12 +4,12 @@ for. Every attempt compiles a context whose length is a power of two."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from ringformer.estimate.closed_forms import computation_time, peak_bytes
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.report import estimate_json
-from ringformer.estimate.run_estimate import RunEstimate, compile_others, programs_json
-from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings, possible_settings
-from ringformer.estimate.workload import Workload, estimate_command
+from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings, possible_settings
+from ringformer.estimate.closed_forms.training import computation_time, peak_bytes
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.reports.report import estimate_json
+from ringformer.estimate.reports.run_estimate import RunEstimate, compile_others, programs_json
+from ringformer.estimate.workloads.training import Workload, estimate_command
 
 MAX_STEP_SECONDS = 3600.0
 """Default limit in seconds for a step that is short enough; a day has 24 such steps."""

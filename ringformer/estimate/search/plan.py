@@ -9,12 +9,12 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
-from ringformer.estimate.search.candidates import GAIN, Candidate, candidates, neighbours
-from ringformer.estimate.time_report import seconds_of
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.choices.candidates import GAIN, Candidate, candidates, neighbours
+from ringformer.estimate.compiled.dump import CompilerFailure
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.reports.run_estimate import RunCompiler, RunEstimate
+from ringformer.estimate.reports.time_report import seconds_of
+from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import GiB
 
 

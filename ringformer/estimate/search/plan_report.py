@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from ringformer.data.packing.ring_balance import MOST_RANKS
-from ringformer.estimate.packed_documents import ways_to_pack
-from ringformer.estimate.program_estimate import Estimate, fitting
-from ringformer.estimate.run_estimate import save_line, verdict_line
-from ringformer.estimate.search.candidates import Candidate, meshes, weighed
+from ringformer.estimate.choices.candidates import Candidate, meshes, weighed
+from ringformer.estimate.compiler.program_estimate import Estimate, fitting
+from ringformer.estimate.reports.packed_documents import ways_to_pack
+from ringformer.estimate.reports.run_estimate import save_line, verdict_line
+from ringformer.estimate.reports.time_report import figures, seconds_of
 from ringformer.estimate.search.plan import Plan
-from ringformer.estimate.time_report import figures, seconds_of
-from ringformer.estimate.workload import described
+from ringformer.estimate.workloads.training import described
 from ringformer.hardware import GiB
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringformer.estimate.compiler.program_text import Instruction, Program
+from ringformer.estimate.compiled.program_text import Instruction, Program
 
 _METADATA = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
 

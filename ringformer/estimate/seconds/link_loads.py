@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from ringformer.estimate.targets import Target
+from ringformer.estimate.workloads.targets import Target
 from ringformer.parallel.device_order import place
 
 Groups = tuple[tuple[int, ...], ...]

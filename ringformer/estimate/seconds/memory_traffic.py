@@ -6,7 +6,7 @@ fusion that only slices an operand reads only the slices; one that updates a res
 
 import re
 
-from ringformer.estimate.compiler.program_text import Instruction, Program, kernel_cost, parse_type
+from ringformer.estimate.compiled.program_text import Instruction, Program, kernel_cost, parse_type
 
 _ELSEWHERE = re.compile(r"S\([1-9]\)")
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")

@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 from jaxtyping import Float
 
-from ringformer.estimate.compiler.program_text import COLLECTIVES, Program
+from ringformer.estimate.compiled.program_text import COLLECTIVES, Program
 from ringformer.estimate.seconds.link_loads import QUEUED, gather_rate, link_seconds
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, host_waits
 from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST, Span, collectives, host_copies

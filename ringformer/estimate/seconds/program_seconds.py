@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from ringformer.estimate.compiler.program_text import Instruction, Program
+from ringformer.estimate.compiled.program_text import Instruction, Program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes

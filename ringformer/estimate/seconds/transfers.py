@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ringformer.estimate.compiler.program_text import Array, Instruction, Program, parse_type
+from ringformer.estimate.compiled.program_text import Array, Instruction, Program, parse_type
 from ringformer.estimate.seconds.link_loads import Groups
 
 TO_HOST, FROM_HOST = "copy to the host", "copy from the host"

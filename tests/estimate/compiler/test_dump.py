@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from ringformer.estimate.compiler.dump import AS_COMPILED_PROGRAMS_PRINT, Memory, compile_printing, read_memory
+from ringformer.estimate.compiled.dump import AS_COMPILED_PROGRAMS_PRINT, Memory, compile_printing, read_memory
 
 TEXT = """BufferAssignment:
 allocation 0: size 4096, page 0, thread-local:

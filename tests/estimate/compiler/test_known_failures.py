@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate import targets
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler import process as compiler_process
-from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 from tests.hlo import on_tpu
 

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 import ringformer
-from ringformer.estimate.compiler.peak_buffers import PeakBuffers, peak_buffers, read_peak_buffers
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.compiled.peak_buffers import PeakBuffers, peak_buffers, read_peak_buffers
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.ops import derivative_guards, varying_axes
 
 T, F, D = 16384, 8192, 256

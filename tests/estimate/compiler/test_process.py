@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.estimate import targets
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.programs import EVALUATION
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.programs import EVALUATION
 from tests.estimate.test_programs import SHORT, workload
 from tests.hlo import on_tpu
 
@@ -36,7 +36,7 @@ import os, pickle, sys
 from pathlib import Path
 from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.program_seconds import Rates
-from ringformer.estimate.program_estimate import Surroundings
+from ringformer.estimate.compiler.program_estimate import Surroundings
 folder = Path(sys.argv[3])
 around = Surroundings("train step", Rates(1.0, Network((), 1.0), 1.0, 0.0), 1, state_bytes=1000, alive_bytes=100)
 (folder / "surroundings").write_bytes(pickle.dumps(around))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.compiled.program_text import Program
 from tests.helpers import ring_mesh
 from tests.hlo import executed_collectives
 

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ringformer.estimate.inference.closed_forms import (
+from ringformer.estimate.closed_forms.inference import (
     cache_bytes,
     floor_seconds,
     prefill_memory,
     prefill_seconds,
     weight_bytes,
 )
-from ringformer.estimate.inference.workload import InferenceWorkload
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.inference import InferenceWorkload
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.inference.programs import Programs
 from ringformer.inference.session import Session
 from ringformer.models.families.llama import LlamaConfig, preset

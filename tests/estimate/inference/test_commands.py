@@ -9,16 +9,16 @@ from functools import lru_cache
 
 import pytest
 
-from ringformer.estimate import targets
+from ringformer.estimate.closed_forms.inference import cache_bytes, floor_seconds, weight_bytes
 from ringformer.estimate.commands import add_estimate
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler import process as compiler_process
-from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.inference import search as inference_search
-from ringformer.estimate.inference.closed_forms import cache_bytes, floor_seconds, weight_bytes
 from ringformer.estimate.inference.report import inference_json, prefill_time
-from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.inference import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.models.families.llama import LlamaConfig
 from tests.hlo import on_tpu
 from tests.verbs import run_verb

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from ringformer.estimate.closed_forms.inference import prefill_peak, prefill_seconds
 from ringformer.estimate.inference import search as inference_search
-from ringformer.estimate.inference.closed_forms import prefill_peak, prefill_seconds
 from ringformer.estimate.inference.search import first_accepted, likely, longest
-from ringformer.estimate.inference.workload import DECODE, LOADING, PREFILL
+from ringformer.estimate.workloads.inference import DECODE, LOADING, PREFILL
 from ringformer.hardware import GiB
 from tests.estimate.inference.test_closed_forms import inference
 from tests.estimate.search.test_longest_context import estimate_of

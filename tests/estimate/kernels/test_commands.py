@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ringformer.cli import main
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.kernels import chunk_search
 from ringformer.ops.kernels.chunk_sizes import read_chunk_sizes
 from tests.estimate.kernels.test_chunk_search import count

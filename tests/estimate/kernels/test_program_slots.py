@@ -2,8 +2,8 @@
 
 import pytest
 
-from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.compiled.dump import CompilerFailure
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.kernels.pair_kernels import dumped
 from ringformer.estimate.kernels.slot_use import NOTHING, ProgramSlots, SlotUse, one_after_the_other, times
 from tests.hlo import on_tpu
@@ -11,7 +11,8 @@ from tests.hlo import on_tpu
 LOOP = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
-from ringformer.estimate.targets import find_target, only_compilers
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.targets import only_compilers
 only_compilers()
 mesh = jax.sharding.Mesh(find_target("v5e:2x2").devices()[:1], "x")
 x = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, P()))

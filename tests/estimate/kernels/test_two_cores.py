@@ -14,8 +14,9 @@ COMPILE = """
 import sys
 from functools import partial
 import jax, jax.numpy as jnp
-from ringformer.estimate.programs import abstract_array
-from ringformer.estimate.targets import find_target, only_compilers
+from ringformer.estimate.workloads.programs import abstract_array
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.targets import only_compilers
 from ringformer.ops.ring_attention import ring_attention
 
 only_compilers()

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate import run_estimate
-from ringformer.estimate.closed_forms import computation_time, peak_bytes
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
-from ringformer.estimate.search import memory_settings
+from ringformer.estimate.choices import memory_settings
+from ringformer.estimate.choices.memory_settings import likely_settings, possible_settings
+from ringformer.estimate.closed_forms.training import computation_time, peak_bytes
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.reports import run_estimate
 from ringformer.estimate.search.longest_context import (
     attempt,
     counted_longest_within,
@@ -16,11 +16,11 @@ from ringformer.estimate.search.longest_context import (
     longest_within,
     next_length,
 )
-from ringformer.estimate.search.memory_settings import likely_settings, possible_settings
 from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import OTHER, Rates, Seconds
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import EVALUATION, PROGRAMS, TRAIN_STEP
+from ringformer.estimate.workloads.training import Workload
 from ringformer.paper.cells import cells
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.closed_forms import peak_bytes
-from ringformer.estimate.search import memory_settings
-from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings, possible_settings
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import MemorySettings, Workload
+from ringformer.estimate.choices import memory_settings
+from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings, possible_settings
+from ringformer.estimate.closed_forms.training import peak_bytes
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import MemorySettings, Workload
 from ringformer.models.families.llama import LlamaConfig, preset
 
 WORKLOAD = Workload(LlamaConfig(**preset("llama_7b")), find_target("v5e-256"), "1,1,1,256", 2**23)

@@ -6,17 +6,18 @@ from functools import partial
 
 import pytest
 
-from ringformer.estimate import run_estimate, targets
-from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
-from ringformer.estimate.run_estimate import RunCompiler
+from ringformer.estimate.choices.candidates import candidates, meshes, neighbours, weighed
+from ringformer.estimate.compiled.dump import CompilerFailure
+from ringformer.estimate.reports import run_estimate
+from ringformer.estimate.reports.run_estimate import RunCompiler
 from ringformer.estimate.search import plan as planning
-from ringformer.estimate.search.candidates import candidates, meshes, neighbours, weighed
 from ringformer.estimate.search.plan import Plan, longest_plan, longest_plan_within, plan
 from ringformer.estimate.search.plan_report import plan_text
 from ringformer.estimate.seconds.program_seconds import OTHER, Seconds
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import MemorySettings, Workload, preset_workload
+from ringformer.estimate.workloads import targets
+from ringformer.estimate.workloads.programs import EVALUATION, PROGRAMS, TRAIN_STEP
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import MemorySettings, Workload, preset_workload
 from ringformer.ops.layouts import VISIBLE
 from tests.estimate.search.test_longest_context import estimate_of
 

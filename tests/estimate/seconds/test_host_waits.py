@@ -1,6 +1,6 @@
 """Where a GPU waits for its host: programs of known answer."""
 
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.seconds.program_seconds import host_waits
 
 TEXT = """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ringformer.estimate.seconds import kernel_cycles
-from ringformer.estimate.seconds.kernel_cycles import KernelCache
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.kernels import kernel_cycles
+from ringformer.estimate.kernels.kernel_cycles import KernelCache
+from ringformer.estimate.workloads.targets import find_target
 
 
 @pytest.fixture(autouse=True)

@@ -7,15 +7,15 @@ from functools import lru_cache
 import jax
 import pytest
 
-from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiled.dump import CompilerFailure
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.compiler.program_text import Program
-from ringformer.estimate.seconds import kernel_cycles
-from ringformer.estimate.seconds.kernel_cycles import KernelCache, kernel_keys, with_machine_code
+from ringformer.estimate.kernels import kernel_cycles
+from ringformer.estimate.kernels.kernel_cycles import KernelCache, kernel_keys, with_machine_code
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.program_seconds import of_chunk_pairs, purpose
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from tests.estimate.test_programs import MHA
 from tests.hlo import on_tpu
 

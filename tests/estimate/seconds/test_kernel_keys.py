@@ -1,6 +1,6 @@
 """Equal instructions have equal keys, whatever they are called; what changes the code changes the key."""
 
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 
 TEXT = """

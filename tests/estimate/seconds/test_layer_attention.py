@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.programs import lower_attention
-from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import lower_attention
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
 from tests.estimate.test_programs import MODEL
 from tests.hlo import on_tpu
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringformer.estimate.seconds.link_loads import Network, gather_rate, link_seconds
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.targets import find_target
 
 
 def slice_of(*sides, wraps=False, cores=1):

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.machine_code import Code, dump_flags, dumped_kernels, read_cycles
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.targets import find_target
 
 HEAD = "= control target key start\nLH: loop header\nLB: loop body\n= control target key end\n\n"
 PLAIN = "{} : > {{ %1 = vnop }} /* any number: 0x9 bundleno */"
@@ -53,7 +53,8 @@ def test_a_program_that_is_not_written_to_its_end_is_none():
 MATMUL = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
-from ringformer.estimate.targets import find_target, only_compilers
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.targets import only_compilers
 only_compilers()
 mesh = jax.sharding.Mesh(find_target("{target}").devices()[:1], "x")
 x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16, sharding=NamedSharding(mesh, P()))

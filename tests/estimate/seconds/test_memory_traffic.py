@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 
 ARRAY, SLICE = 64 * 8 * 4, 8 * 8 * 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.program_seconds import Efficiency, ProgramSeconds, Rates, efficiency, purpose

@@ -10,11 +10,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringformer.estimate.compiler.program_text import Array, Program
-from ringformer.estimate.programs import WITHOUT_DEVICES
+from ringformer.estimate.compiled.program_text import Array, Program
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.estimate.seconds.program_seconds import host_waits
-from ringformer.estimate.targets import find_target
+from ringformer.estimate.workloads.programs import WITHOUT_DEVICES
+from ringformer.estimate.workloads.targets import find_target
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.compiler_options import COMPILER_OPTIONS
 from tests.hlo import on_cuda

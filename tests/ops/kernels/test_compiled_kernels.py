@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ringformer.estimate.compiler.program_text import Program, kernel_cost
+from ringformer.estimate.compiled.program_text import Program, kernel_cost
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.machine_code import grid_of
-from ringformer.estimate.targets import find_target, only_compilers
+from ringformer.estimate.workloads.targets import find_target, only_compilers
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import make_mesh

@@ -7,8 +7,8 @@ the links. On GPUs, NVLink joins the devices of a node, and each GPU has a share
 import math
 from functools import lru_cache
 
-from ringformer.estimate.targets import Target
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.targets import Target
+from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import GPUS_OF_A_NODE
 from ringformer.parallel.device_order import Boxes, cut_into_boxes
 

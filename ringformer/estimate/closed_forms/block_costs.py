@@ -2,8 +2,8 @@
 
 import math
 
-from ringformer.estimate.closed_forms import attention_seconds, held_key_heads, itemsize
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.closed_forms.training import attention_seconds, held_key_heads, itemsize
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.decoder_layers import attention_options
 from ringformer.models.flops import forward_runs, keys_in_window
 from ringformer.models.layer_kinds import LayerKind

@@ -10,17 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ringformer.estimate.compiler.dump import Compiled, CompilerFailure, Refusal
+from ringformer.estimate.compiled.dump import Compiled, CompilerFailure, Refusal
+from ringformer.estimate.compiled.program_text import Instruction, Program
 from ringformer.estimate.compiler.process import MACHINE_CODE, at_work, wait_for_schedule
-from ringformer.estimate.compiler.program_text import Instruction, Program
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.programs import ATTENTION
+from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.machine_code import dumped_kernels, grid_of, read_cycles
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import of_chunk_pairs
-from ringformer.estimate.targets import Target, compiler_versions
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.programs import ATTENTION
+from ringformer.estimate.workloads.targets import Target, compiler_versions
+from ringformer.estimate.workloads.training import Workload
 
 IDLE_SECONDS = 15.0
 """Seconds to wait for another kernel once the kernels with matrix products are there. After that, generation stops:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringformer.estimate.compiler.program_text import Instruction, Program
+from ringformer.estimate.compiled.program_text import Instruction, Program
 
 VALUE = r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
 """A value in a buffer assignment: instruction, element of its tuple, size, offset, type."""

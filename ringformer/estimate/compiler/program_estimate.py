@@ -4,13 +4,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringformer.estimate.compiler.dump import Compiled, CompilerFailure
-from ringformer.estimate.compiler.peak_buffers import PeakBuffers
-from ringformer.estimate.inference.workload import INFERENCE
-from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
+from ringformer.estimate.compiled.dump import Compiled, CompilerFailure
+from ringformer.estimate.compiled.peak_buffers import PeakBuffers
 from ringformer.estimate.seconds.overlap import Schedule, read_schedule
 from ringformer.estimate.seconds.program_seconds import Rates
-from ringformer.estimate.targets import Target
+from ringformer.estimate.workloads.inference import INFERENCE
+from ringformer.estimate.workloads.programs import EVALUATION, TRAIN_STEP
+from ringformer.estimate.workloads.targets import Target
 
 _KERNEL = re.compile(r"flash_(forward|backward)_\d+_whole_")
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ringformer.estimate.link_rates import hop_rate
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import efficiency
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.link_rates import hop_rate
+from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import Chip
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.decoder_layers import attention_options

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ringformer.estimate.advice import advice
-from ringformer.estimate.closed_forms import (
+from ringformer.estimate.closed_forms.training import (
     ADVICE,
     computation_time,
     host_bytes,
@@ -14,13 +13,12 @@ from ringformer.estimate.closed_forms import (
     state_bytes,
     step_time,
 )
+from ringformer.estimate.compiled.peak_buffers import PeakBuffers
 from ringformer.estimate.compiler.collectives import collectives_table, group_json, grouped, purpose
-from ringformer.estimate.compiler.peak_buffers import PeakBuffers
-from ringformer.estimate.packed_documents import documents_text
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.seconds.overlap import Schedule, Transfer
-from ringformer.estimate.targets import Target, compiler_versions, installed_version
-from ringformer.estimate.time_report import (
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.reports.advice import advice
+from ringformer.estimate.reports.packed_documents import documents_text
+from ringformer.estimate.reports.time_report import (
     closed_form_seconds,
     cost_json,
     mfu,
@@ -30,7 +28,9 @@ from ringformer.estimate.time_report import (
     seconds_text,
     time_json,
 )
-from ringformer.estimate.workload import Workload, described
+from ringformer.estimate.seconds.overlap import Schedule, Transfer
+from ringformer.estimate.workloads.targets import Target, compiler_versions, installed_version
+from ringformer.estimate.workloads.training import Workload, described
 from ringformer.hardware import GiB
 
 

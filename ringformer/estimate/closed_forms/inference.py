@@ -5,10 +5,10 @@ from functools import lru_cache
 import jax
 from jax.sharding import AbstractMesh
 
-from ringformer.estimate.closed_forms import itemsize
-from ringformer.estimate.inference.workload import InferenceWorkload
-from ringformer.estimate.programs import device_bytes
+from ringformer.estimate.closed_forms.training import itemsize
 from ringformer.estimate.seconds.program_seconds import efficiency
+from ringformer.estimate.workloads.inference import InferenceWorkload
+from ringformer.estimate.workloads.programs import device_bytes
 from ringformer.inference.cache.chunk_attention import cheaper_to_move
 from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.decoder_config import DecoderConfig

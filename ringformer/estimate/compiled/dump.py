@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ringformer.estimate.compiler.peak_buffers import PeakBuffers, read_allocations, read_peak_buffers
+from ringformer.estimate.compiled.peak_buffers import PeakBuffers, read_allocations, read_peak_buffers
 
 PROGRAM = {"tpu": "*after_optimizations_after_buffer_assignment.txt", "gpu": "*gpu_after_optimizations.txt"}
 """File of the scheduled program. The TPU compiler writes it only for a program that fits."""

@@ -11,8 +11,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.data.stores.integrity import read_meta
-from ringformer.estimate.command_tools import MODEL_FLAGS
-from ringformer.estimate.targets import Target
+from ringformer.estimate.workloads.command_tools import MODEL_FLAGS
+from ringformer.estimate.workloads.targets import Target
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.kernel_choice import with_kernel

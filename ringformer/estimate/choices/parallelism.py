@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
-from ringformer.estimate.closed_forms import held_key_heads
-from ringformer.estimate.link_rates import hop_rate
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.closed_forms.training import held_key_heads
+from ringformer.estimate.workloads.link_rates import hop_rate
+from ringformer.estimate.workloads.training import Workload
 from ringformer.ops.ring_hops import RingForm
 
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from ringformer.data import Batch
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.decoder_layers import attention_options
 from ringformer.models.registry import family_with
 from ringformer.parallel.compiler_options import compiler_options

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ringformer.estimate.closed_forms import computation_seconds, host_bytes, peak_bytes
+from ringformer.estimate.closed_forms.training import computation_seconds, host_bytes, peak_bytes
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.workload import MemorySettings, Workload
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.workloads.training import MemorySettings, Workload
 from ringformer.models.decoder_config import DecoderConfig
 
 

@@ -7,8 +7,11 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, get_args
 
-from ringformer.estimate.block_costs import block_seconds
-from ringformer.estimate.closed_forms import (
+from ringformer.estimate.choices.memory_settings import possible_head_groups, possible_settings
+from ringformer.estimate.choices.parallelism import is_possible, parallelisms, with_parallelism
+from ringformer.estimate.closed_forms.block_costs import block_seconds
+from ringformer.estimate.closed_forms.communication import exposed_seconds
+from ringformer.estimate.closed_forms.training import (
     StepTime,
     computation_time,
     host_bytes,
@@ -16,12 +19,9 @@ from ringformer.estimate.closed_forms import (
     state_bytes,
     step_time,
 )
-from ringformer.estimate.communication import exposed_seconds
 from ringformer.estimate.compiler.known_failures import known_failure
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.search.memory_settings import possible_head_groups, possible_settings
-from ringformer.estimate.search.parallelism import is_possible, parallelisms, with_parallelism
-from ringformer.estimate.workload import Workload, described
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.workloads.training import Workload, described
 from ringformer.hardware import GiB
 from ringformer.models.config_checks import OFFLOADABLE
 from ringformer.ops.layouts import VISIBLE, WINDOWED

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.program_estimate import Estimate, fitting
-from ringformer.estimate.programs import PROGRAMS, TRAIN_STEP
-from ringformer.estimate.report import fields
-from ringformer.estimate.seconds.kernel_cycles import with_machine_code, with_tried_kernels
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.compiler.program_estimate import Estimate, fitting
+from ringformer.estimate.kernels.kernel_cycles import with_machine_code, with_tried_kernels
+from ringformer.estimate.reports.report import fields
+from ringformer.estimate.workloads.programs import PROGRAMS, TRAIN_STEP
+from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import GiB
 
 

@@ -3,8 +3,8 @@
 import jax
 from jax.sharding import Mesh
 
-from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
-from ringformer.estimate.programs import WITHOUT_DEVICES, LoweredProgram
+from ringformer.estimate.workloads.inference import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
+from ringformer.estimate.workloads.programs import WITHOUT_DEVICES, LoweredProgram
 from ringformer.inference.inference_config import inference_config
 from ringformer.inference.programs import Programs
 from ringformer.inference.sampling import Kind

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import AbstractMesh
 
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.training import Workload
 from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.ops.layouts import Layout

@@ -10,7 +10,7 @@ exchange heads, and k' = K copied to a multiple of u (`ops/head_exchange.py`); t
     weights     the layer's parameters in e bytes each time that it runs forward, their gradients in float32 backward
 """
 
-from ringformer.estimate.closed_forms import (
+from ringformer.estimate.closed_forms.training import (
     computation_seconds,
     held_copies,
     held_key_heads,
@@ -20,9 +20,9 @@ from ringformer.estimate.closed_forms import (
     ring_hops,
     window_seconds,
 )
-from ringformer.estimate.link_rates import exchange_rate, hop_rate, keys_rate, weights_rate
 from ringformer.estimate.seconds.program_seconds import efficiency
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.link_rates import exchange_rate, hop_rate, keys_rate, weights_rate
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.flops import WEIGHT_FORWARD, forward_runs
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
 from ringformer.ops.layouts import PARTS

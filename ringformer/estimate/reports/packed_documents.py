@@ -19,19 +19,19 @@ from ringformer.data.packing.ring_balance import CHUNKS, Balance, balances
 from ringformer.data.packing.ring_work import Chunk, RingWork, WorkByRings, kernel_share, overall, ring_work
 from ringformer.data.stores.folder import open_one
 from ringformer.data.stores.token_store import TokenStore
-from ringformer.estimate.block_costs import block_seconds
-from ringformer.estimate.closed_forms import (
+from ringformer.estimate.closed_forms.block_costs import block_seconds
+from ringformer.estimate.closed_forms.communication import attention_passes, exposed_seconds
+from ringformer.estimate.closed_forms.training import (
     StepTime,
     attention_seconds,
     computation_seconds,
     ring_hops,
 )
-from ringformer.estimate.communication import attention_passes, exposed_seconds
-from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.reports.time_report import COSTS, cost_json, duration, figures, seconds_of
 from ringformer.estimate.seconds.overlap import Schedule, Transfer
 from ringformer.estimate.seconds.program_seconds import ATTENTION
-from ringformer.estimate.time_report import COSTS, cost_json, duration, figures, seconds_of
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.training import Workload
 from ringformer.ops.kernels.cudnn_documents import count_pieces
 from ringformer.ops.layouts import PARTS, Layout
 from ringformer.ops.ring_passes import LOOP

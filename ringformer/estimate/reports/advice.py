@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from ringformer.estimate.closed_forms import StepTime, computation_seconds, host_bytes, peak_bytes, state_bytes
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.search.candidates import promising
-from ringformer.estimate.time_report import mfu
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.choices.candidates import promising
+from ringformer.estimate.closed_forms.training import StepTime, computation_seconds, host_bytes, peak_bytes, state_bytes
+from ringformer.estimate.compiler.program_estimate import Estimate
+from ringformer.estimate.reports.time_report import mfu
+from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import GiB
 
 SLOW = 0.2

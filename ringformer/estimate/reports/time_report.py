@@ -1,9 +1,9 @@
 """Reports on the seconds of a step: the sum, its bounds and sources, MFU, and seconds by purpose."""
 
-from ringformer.estimate.closed_forms import StepTime, computation_time, step_time
-from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.closed_forms.training import StepTime, computation_time, step_time
+from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.seconds.overlap import Schedule
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workloads.training import Workload
 from ringformer.models.flops import model_flops_per_token
 
 

@@ -1,0 +1,1 @@
+"""Closed forms of memory, FLOPs, bytes and seconds, without a compiler."""

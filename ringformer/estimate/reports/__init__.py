@@ -1,0 +1,1 @@
+"""Reports of estimates: tables, advice and seconds."""
