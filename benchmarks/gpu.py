@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.device_timing import median_seconds
 from benchmarks.gpu_inference import INFERENCE, inference, predicted_inference, token_attention
 from ringformer.cli.parser import output_file
 
@@ -247,18 +248,6 @@ def _with_gradients(run, q, k, v, do):
 
     o, pullback = jax.vjp(run, q, k, v)
     return o, *pullback(do)
-
-
-def median_seconds(run, rounds: int = 7) -> float:
-    import jax
-
-    jax.block_until_ready(run())
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 def _part(name: str, size: str) -> Any:

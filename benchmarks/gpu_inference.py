@@ -27,7 +27,7 @@ def token_attention(size: str) -> list[dict]:
     import jax.numpy as jnp
     from jax import lax
 
-    from benchmarks.gpu import median_seconds
+    from benchmarks.device_timing import median_seconds
     from ringformer.inference.cache import token_attention
     from ringformer.inference.cache.arrays import Cache, Entries, as_entries, layer_cache
     from ringformer.parallel.mesh import make_mesh

@@ -54,6 +54,9 @@ ESTIMATE_FLOORS = (
 PUBLIC = "__init__"
 
 
+BEGINNINGS = ("ringformer.", "benchmarks.", "experiments.", "scripts.")
+
+
 def modules() -> dict[str, Path]:
     paths = {".".join(("ringformer", *p.relative_to(ROOT).with_suffix("").parts)): p for p in ROOT.rglob("*.py")}
     return {name.removesuffix(f".{PUBLIC}"): path for name, path in paths.items() if name != f"ringformer.{PUBLIC}"}
@@ -70,7 +73,7 @@ def named_modules(path: Path) -> set[str]:
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             named |= set(re.findall(r"(?:^|(?:\bimport|\bfrom|-m) )(ringformer(?:\.\w+)+)", node.value))
-    return {name for name in named if name.startswith("ringformer.")}
+    return {name for name in named if name.startswith(BEGINNINGS)}
 
 
 def floor(module: str, floors, depth: int) -> tuple[int, str]:
@@ -98,9 +101,17 @@ def test_imports_run_downward(inside, floors, depth):
     assert not wrong
 
 
-def test_no_circle():
+def programs() -> dict[str, Path]:
+    """The files of Python that stand beside the package and import one another."""
+    folders = [ROOT.parent / name for name in ("benchmarks", "experiments", "scripts")]
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    return {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in paths}
+
+
+@pytest.mark.parametrize("files", [modules, programs])
+def test_no_circle(files):
     """Of files, whatever room they stand in; imports inside of functions count."""
-    known = modules()
+    known = files()
     uses = {name: {t for t in named_modules(path) if t in known} - {name} for name, path in known.items()}
     while free := {name for name, targets in uses.items() if not targets & set(uses)}:
         uses = {name: targets for name, targets in uses.items() if name not in free}
