@@ -141,7 +141,8 @@ def quiet() -> None:
 def cause_of(error: BaseException) -> str:
     """Return the cause of an exception in one line; for an error of the operating system, its message and file."""
     text = " ".join(str(error).split()) or type(error).__name__
-    code, file = re.search(r"os_error_code='(\d+)'", text), re.search(r'local file "([^"]+)"', text)
+    code = re.search(r"os_error_code='(\d+)'", text)
+    file = re.search(r'local file "([^"]+)"', text)
     if code and file:
         return f"{os.strerror(int(code[1]))}: {file[1]}"
     return text.split(" [tensorstore_spec=")[0].split(" [source locations")[0]

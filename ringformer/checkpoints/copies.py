@@ -64,7 +64,8 @@ def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
     hashes = {f"{TREE}/{name}": entry for name, entry in manifest.items()}
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} | hashes.keys()
     old = {place for place, complete in _places(store).get(step, {}).items() if complete}
-    first, second = f"checkpoints/{step}/", f"checkpoints/{step}.2/"
+    first = f"checkpoints/{step}/"
+    second = f"checkpoints/{step}.2/"
     prefix = second if first in old else first
     _delete(prefix, store)
 
@@ -161,7 +162,8 @@ def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
     with RunLock(run_dir):
         if refused := not_apart(run_dir, store):
             raise ValueError(refused)
-        copied, own = copied_steps(store), saved_steps(run_dir)
+        copied = copied_steps(store)
+        own = saved_steps(run_dir)
         if own and own[-1] > copied[-1]:
             both = f"{run_dir} has checkpoints up to step {own[-1]}, {store.url} up to step {copied[-1]}"
             raise ValueError(f"{both}: nothing is brought back over later ones")
@@ -192,7 +194,8 @@ def refusal(run_dir: Path, store: ObjectStore) -> str:
     store.check()
     if refused := not_apart(run_dir, store):
         return refused
-    copied, own = copied_steps(store), saved_steps(run_dir)
+    copied = copied_steps(store)
+    own = saved_steps(run_dir)
     if copied and copied[-1] > max(own, default=-1):
         here = f"up to step {own[-1]}" if own else "none"
         return (
@@ -233,7 +236,8 @@ class Copies:
     """Copies of a run's checkpoints, sent to the store at `url` by a thread of process 0 while the run trains."""
 
     def __init__(self, run_dir: Path, url: str):
-        self._run_dir, self._store = run_dir, ObjectStore(url)
+        self._run_dir = run_dir
+        self._store = ObjectStore(url)
         self._threads = ThreadPoolExecutor(1, "copies of checkpoints")
         self._sending: Future | None = None
         self._sent = settled_steps(self._store)

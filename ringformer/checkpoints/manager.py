@@ -38,11 +38,14 @@ class Checkpoints:
     """
 
     def __init__(self, run_dir: Path, target: State, shardings: State, keep: Keep, copies: Copies | None = None):
-        self._run_dir, self._target, self._shardings = Path(run_dir), target, shardings
+        self._run_dir = Path(run_dir)
+        self._target = target
+        self._shardings = shardings
         self._unchecked: int | None = None
         """Step of the save in progress."""
         self._failed = False
-        self._keep, self._copies = keep, copies
+        self._keep = keep
+        self._copies = copies
         self._handler = checkpoint_handler()
         quiet()
         options = ocp.CheckpointManagerOptions(
@@ -138,7 +141,8 @@ class Checkpoints:
     def _finish(self) -> None:
         with self._failing():
             self._manager.wait_until_finished()
-        step, self._unchecked = self._unchecked, None
+        step = self._unchecked
+        self._unchecked = None
         if step is not None and jax.process_index() == 0:
             _check(self._run_dir, step, self._target, self._shardings)
             if self._copies is not None:

@@ -10,7 +10,8 @@ from typing import Any
 
 IN_A_ROW = 8
 """Number of consecutive losses that make a step sound: one lucky batch must not prove a diverged state."""
-RATIO, NATS = 1.25, 0.25
+RATIO = 1.25
+NATS = 0.25
 """A loss is in bounds if it is at most RATIO times the level plus NATS. The level is the lowest mean of `IN_A_ROW`
 consecutive losses. If losses vary by a tenth between batches, nine of ten steps are sound. The losses of a model that
 has forgotten what it learned are several nats above the bound. The level never rises, so a run that stays diverged
@@ -88,7 +89,8 @@ class Keep:
             return
         self.sound = notes["sound_step"]
         if not any(key.startswith(OTHER_LOSSES) for key in changed):
-            self._level, self._last = notes["loss_level"], notes["last_losses"]
+            self._level = notes["loss_level"]
+            self._last = notes["last_losses"]
 
     def _largest(self) -> float:
         """Return the largest loss that is in bounds."""

@@ -81,7 +81,8 @@ def _family(run_dir: str | Path, saved: Mapping[str, Any]) -> Family:
     Raises ValueError if the family is not registered; the message names the file that registers it, which is not
     executed.
     """
-    name, preset = saved.get("family"), saved.get("preset")
+    name = saved.get("family")
+    preset = saved.get("preset")
     if name in tuple(FAMILIES):
         return FAMILIES[name]
     if name is not None and "family_file" not in saved:
@@ -218,7 +219,8 @@ def _restore(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict | None
     if dtypes is not None:
         abstract = jax.tree.map(lambda x, dtype: x.update(dtype=dtype), abstract, dtypes)
     arguments = {"params": restore_arguments(abstract, weights)}
-    args, handler = Restore(arguments, restore_args=arguments, partial_restore=True), checkpoint_handler()
+    args = Restore(arguments, restore_args=arguments, partial_restore=True)
+    handler = checkpoint_handler()
     with ocp.Checkpointer(handler) as checkpointer, advising(run_dir, step):
         restored = restore_checked(
             run_dir, step, handler, lambda: checkpointer.restore(folder, args), lambda name: name.startswith("params.")

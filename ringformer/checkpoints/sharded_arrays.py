@@ -87,7 +87,9 @@ class _Handler(ocp.type_handlers.TypeHandler):
             raise
 
     async def deserialize(self, infos, args=None):
-        self.faults, hashes, arrays = [], None, []
+        self.faults = []
+        hashes = None
+        arrays = []
         for info, arg in zip(infos, args, strict=True):
             arrays.append(arg.array)
             try:
@@ -111,7 +113,8 @@ def _written(array: jax.Array) -> list[jax.Shard]:
 
 def _leaf(value: Saved, info: Info) -> Leaf:
     """Return the chunks that this process writes."""
-    array, shard = value.array, list(value.array.sharding.shard_shape(value.array.shape))
+    array = value.array
+    shard = list(value.array.sharding.shard_shape(value.array.shape))
     if (dim := value.padded_shards) is not None:
         shard[dim] = shard[dim] * value.shape[dim] // array.shape[dim]
     chunk = _chunk(value.shape, tuple(shard), array.dtype.itemsize)
@@ -176,7 +179,8 @@ async def _write(leaves: list[Leaf]) -> None:
 
 async def _read(info: Info, arg: Restored, hashes: Hashes | None) -> jax.Array:
     """Return the array. Each of its shards is read into host memory that nothing else refers to."""
-    array, shape = arg.array, arg.logical_shape
+    array = arg.array
+    shape = arg.logical_shape
     local = array.sharding.shard_shape(array.shape)
     indices = array.sharding.addressable_devices_indices_map(array.shape)
     try:

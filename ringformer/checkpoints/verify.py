@@ -154,7 +154,8 @@ def summary(faults: list[str]) -> str:
 
 def _set_aside(run_dir: Path, step: int) -> str:
     """Move a checkpoint to RUN_DIR/damaged, on process 0; return its new place, on all processes."""
-    aside, again = run_dir / "damaged" / str(step), 1
+    aside = run_dir / "damaged" / str(step)
+    again = 1
     if jax.process_index() == 0:
         while aside.exists():
             again += 1

@@ -64,7 +64,8 @@ async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
     under_way: deque[asyncio.Task] = deque()
 
     async def write(store: ts.TensorStore, leaf: Leaf, place: Place, block: np.ndarray) -> None:
-        name, key = leaf.info.name, _key([p.start or 0 for p in place], _chunk(leaf.metadata))
+        name = leaf.info.name
+        key = _key([p.start or 0 for p in place], _chunk(leaf.metadata))
         try:
             await store[place].write(block, can_reference_source_data_indefinitely=True)
             content = await asyncio.to_thread(read_back, Path(leaf.info.parent_dir, name, key))
@@ -114,7 +115,8 @@ async def open_array(info: Info, hashes: Hashes | None, context: ts.Context) -> 
     driver, metadata_file = ("zarr3", "zarr.json") if info.use_zarr3 else ("zarr", ".zarray")
     folder = Path(info.parent_dir)
     metadata = json.loads(read_verified(folder, f"{info.name}/{metadata_file}", hashes))
-    array, chunk = stored_array(driver, metadata, {}), _chunk(metadata)
+    array = stored_array(driver, metadata, {})
+    chunk = _chunk(metadata)
 
     def read(domain: ts.IndexDomain, block: np.ndarray, _) -> None:
         key = _key(domain.inclusive_min, chunk)

@@ -98,7 +98,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{command}: {error.name} is not installed: pip install 'ringformer[train]'", file=sys.stderr)
         return 2
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
-        interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        callers = isinstance(error, ValueError | FileNotFoundError)
         print(f"{command}: {'interrupted' if interrupted else visible(str(error))}", file=sys.stderr)
         return 130 if interrupted else 2 if callers else 1
     except RuntimeError as error:

@@ -39,7 +39,8 @@ def add_flags(
     A boolean that is False by default takes no value; a field without a default is required. With `unset`, all defaults
     are None. This is for flags that override another value only if they are given. `prefix` precedes the names.
     """
-    docs, types = field_docs(cls), get_type_hints(cls)
+    docs = field_docs(cls)
+    types = get_type_hints(cls)
     for field in fields(cls):
         if names is not None and field.name not in names:
             continue
@@ -63,7 +64,9 @@ def from_flags(args: argparse.Namespace, cls: type):
 
 def describe_fields(cls: type, prefix: str, but: Collection[str] = ()) -> str:
     """List the fields except `but`: for each, a line `PREFIX.NAME = default` with the docstring below it."""
-    docs, types, lines = field_docs(cls), get_type_hints(cls), []
+    docs = field_docs(cls)
+    types = get_type_hints(cls)
+    lines = []
     for field in (field for field in fields(cls) if field.name not in but):
         default = "" if field.default is MISSING else f" = {field.default!r}"
         choices = _kind(types[field.name])[1]

@@ -68,7 +68,8 @@ def output_file(text: str) -> Path:
     """
     if not text:
         raise ValueError("--out= names no file; name one, or omit --out")
-    path, flag = Path(text), f"--out={text}"
+    path = Path(text)
+    flag = f"--out={text}"
     if path.is_dir():
         raise ValueError(f"{flag} is a folder; name a file in it, e.g. {path / 'out.json'}")
     if not path.parent.is_dir():

@@ -69,7 +69,8 @@ def copy(name: str, destination: Path | None = None) -> list[Path]:
     target = destination if destination.suffix == source.suffix else destination / source.name
     wanted = [(source, target)]
     for name in () if is_config else SOURCED:
-        part, there = source.with_name(name), target.with_name(name)
+        part = source.with_name(name)
+        there = target.with_name(name)
         if not (there.exists() and filecmp.cmp(part, there, shallow=False)):  # another script may have brought it along
             wanted.append((part, there))
     for _, there in wanted:

@@ -55,7 +55,8 @@ def add_adapters(factors: Factors, path: ParamPath, index: Index, block: np.ndar
     for scale, a, b in factors.get(path, ()):
         layer, *rest = index
         inputs = a.ndim - 2
-        rows, columns = a[layer][0][tuple(rest[:inputs])], b[layer][0][(slice(None), *rest[inputs:])]
+        rows = a[layer][0][tuple(rest[:inputs])]
+        columns = b[layer][0][(slice(None), *rest[inputs:])]
         block = block.astype(np.float32) + np.float32(scale) * np.tensordot(rows, columns, 1)[None]
     return block
 
@@ -67,7 +68,8 @@ def adapters_of(run_dir: Path) -> tuple[Path, Factors]:
     while (lora := lora_of(run_dir)) is not None:
         layers = read_adapters(run_dir)["layers"]
         for part, weight, _ in (PROJECTIONS[name] for name in lora.names):
-            a, b = layers[part][weight]["a"], layers[part][weight]["b"]
+            a = layers[part][weight]["a"]
+            b = layers[part][weight]["b"]
             factors.setdefault(("layers", part, weight), []).insert(0, (lora.scale, a, b))
         run_dir = base_of(run_dir)
     return run_dir, factors
@@ -91,13 +93,15 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
     run_dir, lora, config = Path(run_dir), lora_of(run_dir), as_decoder(model_of(run_dir), run_dir)
     if lora is None:
         raise ValueError(f"{run_dir} has no adapters: export its weights with ringformer convert to-hf")
-    layers, tensors = read_adapters(run_dir)["layers"], {}
+    layers = read_adapters(run_dir)["layers"]
+    tensors = {}
     for part, weight, _ in (PROJECTIONS[name] for name in lora.names):
         a, b = (layers[part][weight][key] for key in "ab")
         for i, name in enumerate(Weight(("layers", part, weight), config).names):
             tensors[_peft_name(name, "A")] = np.ascontiguousarray(a[i].reshape(-1, lora.rank).T)
             tensors[_peft_name(name, "B")] = np.ascontiguousarray(b[i].reshape(lora.rank, -1).T)
-    base, context = base_of(run_dir), run_context(read_object(run_dir, CONFIG))
+    base = base_of(run_dir)
+    context = run_context(read_object(run_dir, CONFIG))
     assert context is not None, "a run with adapters has a length"
     made_of = read_object(base, CONFIG)
     loadable = "origin" in made_of and "adapters" not in made_of
@@ -116,7 +120,8 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    count, carried = sum(x.size for x in tensors.values()), contained_files(run_dir, LICENCES)
+    count = sum(x.size for x in tensors.values())
+    carried = contained_files(run_dir, LICENCES)
     changed = any(getattr(config, name) != getattr(model_of(base), name) for name in config.CONTEXT)
     options = {"revision": commit, "rope_parameters": hf["rope_parameters"] if changed else None}
     load = ", ".join([repr(name if loadable else "BASE"), *(f"{key}={x!r}" for key, x in options.items() if x)])
@@ -169,7 +174,8 @@ def from_peft(path: Path, config: DecoderConfig, origin: str) -> Factors:
                     raise ValueError(f"{name} is {actual}, must be {list(needed)}: adapters of another base?")
             left -= set(names[x])
         a, b = (np.stack([np.asarray(tensors.read(n), np.float32).T for n in names[x]]) for x in "AB")
-        a, b = a.reshape(len(a), *shape[:inputs], rank), b.reshape(len(b), rank, *shape[inputs:])
+        a = a.reshape(len(a), *shape[:inputs], rank)
+        b = b.reshape(len(b), rank, *shape[inputs:])
         factors["layers", part, weight] = [(scale, a, b)]
     listed = peft.get("target_modules")
     if isinstance(listed, list):

@@ -55,14 +55,17 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         raise ValueError(f"shard size {shard_bytes} must be at least 1 byte; 5 GB is usual")
     base, adapters = adapters_of(run_dir)
     checkpoint = latest_checkpoint(base)
-    carried, imported = contained_files(run_dir, CARRIED), contained_files(run_dir, [HF_CONFIG])
+    carried = contained_files(run_dir, CARRIED)
+    imported = contained_files(run_dir, [HF_CONFIG])
     config = as_decoder(model_of(run_dir), run_dir)
-    run, hf = read_object(run_dir, CONFIG), text_config(read_object(run_dir, HF_CONFIG))[0] if imported else {}
+    run = read_object(run_dir, CONFIG)
+    hf = text_config(read_object(run_dir, HF_CONFIG))[0] if imported else {}
     stored = open_streams(checkpoint, config)
     named: Any = dtype or hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
     origin = "as asked" if dtype else "as the Hugging Face model that it came from"
     if named not in tuple(CODES):  # absent, or a dtype that exports do not support
-        named, origin = stored["embed",].dtype.numpy_dtype.name, "as stored"
+        named = stored["embed",].dtype.numpy_dtype.name
+        origin = "as stored"
     target = supported_dtype(named)
     scaling = config.rope_scaling
     scaled = int((scaling.original_max_position or 0) * (scaling.factor or 1))

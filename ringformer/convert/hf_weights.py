@@ -47,7 +47,8 @@ INPUT_NORMS = ("layers", "attention_norm", "scale"), ("layers", "feedforward_nor
 
 def tensors_of(config: DecoderConfig) -> dict[ParamPath, tuple[str, str]]:
     """Return the names and patterns of a model's tensors, which follow from the parts of its family."""
-    parts, tensors = config.PARTS, dict(TENSORS)
+    parts = config.PARTS
+    tensors = dict(TENSORS)
     if config.tie_embeddings:
         del tensors["head",]
     if parts.bias:
@@ -101,7 +102,8 @@ class Weight:
 
     def blocks(self, layer: int = 0) -> Iterator[tuple[slice, tuple[slice, ...]]]:
         """Yield the rows of each block of one tensor, in order, and the block's index into the parameter."""
-        size, step = self.shape[self._axis], self.chunk[self._axis]
+        size = self.shape[self._axis]
+        step = self.chunk[self._axis]
         unit = self.tensor_shape[0] // size  # rows of one head
         for start in range(0, size, step):
             stop = min(start + step, size)

@@ -51,14 +51,16 @@ def from_hf(
         misshapen or not finite, a file lies outside `path` (`files/untrusted.py`), or `out` is not empty.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
-    target, origin = supported_dtype(dtype), str(Path(path).absolute())
+    target = supported_dtype(dtype)
+    origin = str(Path(path).absolute())
     if on_hub(path):
         path, origin = snapshot(str(path), MODEL_FILES)
     path = Path(path)
     if not contained(path, "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
     hf = read_object(path, "config.json")
-    carried, card = contained_files(path, CARRIED), contained_files(path, [CARD])
+    carried = contained_files(path, CARRIED)
+    card = contained_files(path, [CARD])
     tensors = TensorFolder(path, wrapped="text_config" in hf)
     hf = text_model_config(hf)
     if rope is not None:
@@ -104,7 +106,8 @@ def check_tensors(tensors: TensorFolder, config: DecoderConfig) -> None:
         _check_tied(tensors, Weight(("embed",), config))
     faults = []
     for name in sorted(present | expected.keys()):
-        shape, needed = tensors.shapes.get(name, ()), expected.get(name, ())
+        shape = tensors.shapes.get(name, ())
+        needed = expected.get(name, ())
         if name not in present:
             faults.append(f"{name} {list(needed)} is missing")
         elif name not in expected:
@@ -119,7 +122,8 @@ def check_tensors(tensors: TensorFolder, config: DecoderConfig) -> None:
 
 
 def _check_tied(tensors: TensorFolder, embed: Weight) -> None:
-    names, rows = (*embed.names, "lm_head.weight"), [rows for rows, _ in embed.blocks()]
+    names = (*embed.names, "lm_head.weight")
+    rows = [rows for rows, _ in embed.blocks()]
     if len({tensors.shapes.get(name) for name in names}) == 1:
         pairs = zip(*(tensors.blocks(name, rows) for name in names), strict=True)
         if all(np.array_equal(a, b) for a, b in pairs):

@@ -61,12 +61,14 @@ def model_card(run_dir: Path, hf: dict[str, Any], parameters: int, carried: Iter
 def _history(run_dir: Path) -> tuple[list[tuple[Path, int, Identity]], dict[str, Any]]:
     """Return the runs that led to a model, with their last steps, and the record of the model that they began with."""
     runs: list[tuple[Path, int, Identity]] = []
-    folder, step = run_dir, latest_step(run_dir) or 0
+    folder = run_dir
+    step = latest_step(run_dir) or 0
     while (folder / METRICS).is_file() and folder not in [run[0] for run in runs]:
         runs.insert(0, (folder, step, identity := recorded(folder)))
         if not (began := identity["init_from"]):
             return runs, {}
-        folder, step = Path(began["at"]), began.get("step", 0)
+        folder = Path(began["at"])
+        step = began.get("step", 0)
         if contents(origin(began["at"])) not in ({}, contents(began)):  # it has other weights now
             return runs, {"origin": began["at"]}
     made_of = read_object(folder, CONFIG) if (folder / CONFIG).is_file() else {}
@@ -75,7 +77,9 @@ def _history(run_dir: Path) -> tuple[list[tuple[Path, int, Identity]], dict[str,
 
 def _training(runs: list[tuple[Path, int, Identity]]) -> Iterator[str]:
     """Yield facts of the runs, their table, and the held-out loss of the last one by position."""
-    facts, table, evaluations = list[str](), [], list[dict[str, Any]]()
+    facts = list[str]()
+    table = []
+    evaluations = list[dict[str, Any]]()
     for folder, step, identity in runs:
         evaluations = [row for row in read_metrics(folder / METRICS) if "eval_loss" in row and row["step"] <= step]
         first, last = (evaluations[0]["eval_loss"], evaluations[-1]["eval_loss"]) if evaluations else (None, None)
@@ -95,7 +99,8 @@ def _training(runs: list[tuple[Path, int, Identity]]) -> Iterator[str]:
 
 def _data(folder: Path, identity: Identity) -> Iterator[str]:
     """Yield the stores of a run, its tokenizer and adapters. Of a store that is gone or changed, the path is known."""
-    data, stored = read_object(folder, CONFIG)["data"], identity.get("data.store", {}).get("train", ())
+    data = read_object(folder, CONFIG)["data"]
+    stored = identity.get("data.store", {}).get("train", ())
     parts: list[tuple] = parse_mixture(data["mixture"]) if data.get("mixture") else [(data["store"], None)]
     for (path, share), (digest, _) in zip(parts, stored, strict=False):
         meta: dict[str, Any] = {"settings": {}}

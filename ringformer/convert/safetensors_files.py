@@ -120,7 +120,8 @@ def write_tensors(
         if not shards or end + sizes[name] > file_bytes:
             shards.append({})
             end = 0
-        start, end = end, end + sizes[name]
+        start = end
+        end = end + sizes[name]
         shards[-1][name] = {"dtype": CODES[dtype.name], "shape": list(shape), "data_offsets": [start, end]}
     n = len(shards)
     files = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)] if n > 1 else ["model.safetensors"]

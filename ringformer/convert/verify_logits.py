@@ -34,7 +34,8 @@ MEAN_MULTIPLE = 50
 LARGEST_MULTIPLE = 500
 """The same for the largest KL of a position. Right models have 0.5 to 26."""
 
-MOST_MEAN, MOST_LARGEST = 1e-6, 1e-3
+MOST_MEAN = 1e-6
+MOST_LARGEST = 1e-3
 """Limits of the mean and the largest KL, in nats, whatever the noise: a model that differs this much from itself is no
 reference."""
 
@@ -96,7 +97,8 @@ class Comparison(NamedTuple):
     @property
     def faults(self) -> list[str]:
         """Limits that are exceeded, in words."""
-        mean, largest = self.difference.mean_kl, self.difference.largest_kl
+        mean = self.difference.mean_kl
+        largest = self.difference.largest_kl
         changed = sum(gap > self.tie for gap in self.difference.gaps)
         faults = []
         if mean > self.mean_limit:
@@ -115,7 +117,8 @@ class Comparison(NamedTuple):
         lines = ["rank  transformers          ringformer"]
         for rank, (a, x, b, y) in enumerate(self.top, 1):
             lines.append(f"{rank:4}  {a:7} {x:12.6f}  {b:7} {y:12.6f}{'' if a == b else '  differ'}")
-        ours, noise = self.difference, self.noise
+        ours = self.difference
+        noise = self.noise
         lines.append(f"{self.tokens:24}  ringformer     limit  sdpa form of transformers")
         lines.append(f"mean KL, in nats        {ours.mean_kl:12.3g} {self.mean_limit:9.3g}  {noise.mean_kl:.3g}")
         lines.append(
@@ -190,14 +193,18 @@ def compare_logits(expected: np.ndarray, noise: Difference, logits: np.ndarray, 
 @np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are differences, too
 def difference(first: np.ndarray, second: np.ndarray) -> Difference:
     """Compare logits [T, V] in float32 by distributions in float64. A difference that is not finite is infinite."""
-    kls, largest, gaps = [], 0.0, []
+    kls = []
+    largest = 0.0
+    gaps = []
     for begin in range(0, len(first), POSITIONS):
         a, b = (x[begin : begin + POSITIONS].astype(np.float64) for x in (first, second))
         p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (a, b))
         # The sum of p * (p - q), without its terms of first order, which cancel.
         kls.append(_infinite((np.exp(p) * (np.expm1(q - p) - (q - p))).sum(-1)))
         largest = max(largest, float(_infinite(np.abs(a - b)).max()))
-        rows, choices, others = np.arange(len(a)), a.argmax(-1), b.argmax(-1)
+        rows = np.arange(len(a))
+        choices = a.argmax(-1)
+        others = b.argmax(-1)
         gap = _infinite(a[rows, choices] - a[rows, others])
         gaps += gap[choices != others].tolist()
     kl = np.concatenate(kls)
@@ -273,7 +280,8 @@ def _tokens(path: Path, vocab_size: int, length: int, seed: int) -> tuple[np.nda
 def _rounded(model: Decoder, tensors: TensorFolder) -> tuple[Decoder, str | None]:
     """Round the model's parameters to the dtypes of `tensors`; also return those dtypes if any value changed."""
     structure, params = nnx.split(model)
-    flat, changed = dict(nnx.to_flat_state(params)), set()
+    flat = dict(nnx.to_flat_state(params))
+    changed = set()
     for weight in weights(model.config):
         stored = [DTYPES[tensors.dtypes[name]] for name in weight.names if name in tensors.dtypes]
         dtype = max(stored, key=lambda dtype: dtype.itemsize, default=np.dtype(np.float32))

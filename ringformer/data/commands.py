@@ -29,7 +29,8 @@ def _prepare(args: argparse.Namespace) -> None:
     from ringformer.data.stores.prepare import open_or_build
     from ringformer.data.tokenizers.load import load_tokenizer
 
-    options, directory = from_flags(args, StoreOptions), Path(args.store)
+    options = from_flags(args, StoreOptions)
+    directory = Path(args.store)
     if args.clean not in ("", "usual") and not rules_of(args.clean, args.format):
         which = "only the rule html cleans documents" if args.format == "documents" else "no rule cleans tokens"
         raise ValueError(f"--clean={args.clean}: {which}: leave out the others")

@@ -27,7 +27,10 @@ from ringformer.data.stores.token_store import TokenStore
 from ringformer.models.interface import Features
 from ringformer.ops.layouts import Layout, permutation
 
-UNBALANCED, SAMPLED_STEPS, MOST_RANKS, MOST_TOKENS = 1.5, 12, 256, 2**20
+UNBALANCED = 1.5
+SAMPLED_STEPS = 12
+MOST_RANKS = 256
+MOST_TOKENS = 2**20
 """Duration of attention over its ideal of which a run should know; steps on rings of each size of which a sequence is
 counted; and ranks and tokens of the largest sequence that is counted, which every host then reads."""
 
@@ -68,8 +71,10 @@ class Loader:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
 
         parts: Parts = [(store, 1)] if isinstance(store, TokenStore) else store
-        self.batch_size, self.seq_len = batch_size, seq_len
-        self.stores, shares = [part for part, _ in parts], [share for _, share in parts]
+        self.batch_size = batch_size
+        self.seq_len = seq_len
+        self.stores = [part for part, _ in parts]
+        shares = [share for _, share in parts]
         self.sequences: Mixture | LengthBuckets
         if packing.buckets:
             if len(parts) > 1:
@@ -88,8 +93,11 @@ class Loader:
                 if isinstance(sequences, WholeDocuments):
                     sequences.batch_size = max(round(batch_size * share / sum(shares)), 1)
             self.sequences = Mixture(packed, shares, seed)
-        self._packing, self._has_segments, self._features = packing, packing.has_segments, features
-        self._ring_size, self._layout = ring_size, layout
+        self._packing = packing
+        self._has_segments = packing.has_segments
+        self._features = features
+        self._ring_size = ring_size
+        self._layout = layout
         of_buckets = {math.gcd(2**k, ring_size) for k in range(packing.buckets + 1)}
         self._orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in of_buckets}
 
@@ -131,7 +139,9 @@ class Loader:
         """
         if self._ring_size > MOST_RANKS or self.seq_len > MOST_TOKENS or not self._has_segments:
             return None
-        counted, rng, columns = {}, np.random.default_rng(0), np.arange(self.seq_len)
+        counted = {}
+        rng = np.random.default_rng(0)
+        columns = np.arange(self.seq_len)
         for rings, share in self.share_by_rings().items():
             steps = itertools.islice((step for step in itertools.count() if self.rings(step) == rings), SAMPLED_STEPS)
             works = []

@@ -33,7 +33,8 @@ def read_cases(path: Path, evaluation: str, check: CheckRow) -> tuple[dict[str, 
         return None, {}
     try:
         head = json.loads(lines[0])
-        name, settings = head["evaluation"], dict(head["settings"])
+        name = head["evaluation"]
+        settings = dict(head["settings"])
     except (ValueError, TypeError, LookupError):
         raise ValueError(f"{path} was not written by an evaluation: choose another --out") from None
     if lines[1:] and name != evaluation:
@@ -70,10 +71,12 @@ class CaseFile:
     """
 
     def __init__(self, path: Path, evaluation: str, settings: dict[str, Any], check: CheckRow):
-        self.path, self.evaluation = path, evaluation
+        self.path = path
+        self.evaluation = evaluation
         path.parent.mkdir(parents=True, exist_ok=True)
         old, self.rows = read_cases(path, evaluation, check) if path.exists() else (None, {})
-        old, new = old or {}, json.loads(json.dumps(settings))
+        old = old or {}
+        new = json.loads(json.dumps(settings))
         changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         if self.rows and changed:
             changes = "; ".join(f"{name} is {old.get(name)!r}, not {new.get(name)!r}" for name in changed)

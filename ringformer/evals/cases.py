@@ -69,12 +69,15 @@ def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, gues
     """
     if (smallest := tokens(least)) > limit:
         raise ValueError(f"the shortest prompt has {smallest:,} tokens, but {limit:,} fit: ask for a longer context")
-    fits, beyond, step = max(least, guess or least), None, 1
+    fits = max(least, guess or least)
+    beyond = None
+    step = 1
     while fits > least and tokens(fits) > limit:
         fits, beyond, step = max(least, fits - step), fits, 2 * step
     while beyond is None:
         if tokens(fits + step) <= limit:
-            fits, step = fits + step, 2 * step
+            fits = fits + step
+            step = 2 * step
         else:
             beyond = fits + step
     while beyond - fits > 1:

@@ -69,7 +69,8 @@ def evaluate_lines(args: argparse.Namespace) -> None:
 
 def evaluate_needle(args: argparse.Namespace) -> None:
     """Run `ringformer eval needle`."""
-    haystack, needles = needle.Haystack.load(args.haystack), needle.Needles(args.needles, args.asked)
+    haystack = needle.Haystack.load(args.haystack)
+    needles = needle.Needles(args.needles, args.asked)
     depths = parse_numbers(args.depths, float, "number")
     needle.check(needles, depths)
 

@@ -99,7 +99,8 @@ class Opened(NamedTuple):
 
 def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., None], *data: Any) -> None:
     """Print the table of an evaluation, and write it and the figure that `draw` makes of `data` beside the cases."""
-    folder, figure = file.path.parent, f"{file.evaluation}.png"
+    folder = file.path.parent
+    figure = f"{file.evaluation}.png"
     text = f"{title}\n{table}\n"
     (folder / "table.txt").write_text(text, encoding="utf-8")
     print(text, end="")

@@ -54,7 +54,8 @@ def _curve(plt, groups: Sequence[Sequence[Row]], interval: Interval, what: str, 
 @drawn
 def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
     """Plot the score of needles over context and depth; cells that were not evaluated are empty."""
-    lengths, depths = grouped(rows, "length"), grouped(rows, "depth")
+    lengths = grouped(rows, "length")
+    depths = grouped(rows, "depth")
     cells = np.array([mean_scores(group, lengths) for group in depths.values()])
     size = (max(4.6, 0.75 * len(lengths) + 2.4), max(2.6, 0.42 * len(depths) + 1.6))
     figure, axes = plt.subplots(figsize=size, layout="constrained")
@@ -118,7 +119,8 @@ def _tokens(count: float) -> str:
 
 def _context_axis(axes, tokens: Sequence[float] | np.ndarray) -> None:
     """Set up a log axis of tokens with a tick at most every factor of two."""
-    low, high = min(tokens), max(tokens)
+    low = min(tokens)
+    high = max(tokens)
     ticks = 2 ** np.arange(np.floor(np.log2(low)), np.ceil(np.log2(high)) + 1)
     ticks = ticks[:: -(-len(ticks) // 9)]
     axes.set_xscale("log", base=2)

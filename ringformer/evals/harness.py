@@ -43,7 +43,9 @@ class HarnessModel(TemplateLM):
 
     def __init__(self, text: TextGenerator, batch_size: int = 1):
         super().__init__()
-        self._text, self._generator, self._batch_size = text, text.generator, batch_size
+        self._text = text
+        self._generator = text.generator
+        self._batch_size = batch_size
         self._tokenizer = text.tokenizer
         self.max_length = text.generator.max_length - 1
         names = sorted(self._tokenizer.controls, key=len, reverse=True)
@@ -127,7 +129,8 @@ class HarnessModel(TemplateLM):
 
     def _choices(self, context: list[int], members: list[int], continuations: list[list[int]]) -> dict[int, Any]:
         """Score continuations of one context, which is read once."""
-        session, scored = self._generator.session(1), dict[int, tuple[float, bool]]()
+        session = self._generator.session(1)
+        scored = dict[int, tuple[float, bool]]()
         session.append([context])
         for batch in _batches(list(zip(members, continuations, strict=True)), self._batch_size):
             longest = max(len(tokens) for _, tokens in batch)
@@ -169,7 +172,8 @@ class HarnessModel(TemplateLM):
         settings = normalize_gen_kwargs(requests[0][1], MAX_NEW)
         names = {i: name for name, i in self._tokenizer.controls.items()}
         stops = handle_stop_sequences(settings.pop("until"), eos=names.get(self.eot_token_id))
-        most, temperature = settings.pop("max_gen_toks"), settings.pop("temperature", 0.0)
+        most = settings.pop("max_gen_toks")
+        temperature = settings.pop("temperature", 0.0)
         sampling = Sampling(temperature, top_k=settings.pop("top_k", None), top_p=settings.pop("top_p", None))
         settings.pop("do_sample", None)
         if settings:

@@ -9,7 +9,8 @@ import numpy as np
 def wilson(share: float, count: int) -> tuple[float, float]:
     """Wilson's 95% interval for a share of `count` right or wrong cases: 50 of 50 gives 92.9 to 100%."""
     z = 1.959964  # 97.5% of a normal distribution
-    middle, spread = share + z**2 / (2 * count), z * sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    middle = share + z**2 / (2 * count)
+    spread = z * sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     low, high = ((middle + sign * spread) / (1 + z**2 / count) for sign in (-1, 1))
     return max(0.0, low), min(1.0, high)
 

@@ -57,10 +57,12 @@ class Record:
     def __init__(self, numbers: Numbers, *parts: object, questions: int = 1):
         if not 0 <= numbers.smallest <= numbers.largest:
             raise ValueError(f"numbers from {numbers.smallest} to {numbers.largest}: use 0 <= smallest <= largest")
-        rng, self._asked = seeded("lines", *parts), seeded("asked line", *parts).random()
+        rng = seeded("lines", *parts)
+        self._asked = seeded("asked line", *parts).random()
         self._drawn = ((index, rng.randint(*numbers)) for index in distinct_pairs(rng))
         self._lines: list[tuple[str, int]] = []
-        self._parts, self._questions = parts, questions
+        self._parts = parts
+        self._questions = questions
 
     def lines(self, count: int) -> list[tuple[str, int]]:
         """Return the first `count` lines as (index, number), with distinct indices."""
@@ -102,7 +104,8 @@ def cases_of_length(
 ) -> Iterator[Case]:
     """Yield the questions about `count` documents with as many lines as leave room for every question and its answer in
     `length` tokens."""
-    limit, guess = room_for_prompt(length, MAX_NEW_TOKENS), None
+    limit = room_for_prompt(length, MAX_NEW_TOKENS)
+    guess = None
     for index in range(count):
         record = Record(numbers, seed, length, index, questions=questions)
 

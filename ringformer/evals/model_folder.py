@@ -45,7 +45,8 @@ def model_folder(run: str | Path, say: Callable[[str], None]) -> Iterator[Path]:
 def identity(run: str | Path) -> dict[str, Any]:
     """Identify the model in a file of cases: its folder, and the step and hash of its checkpoint, or the hash of a
     Hugging Face checkpoint's weights."""
-    folder, step = Path(run).resolve(), latest_step(run)
+    folder = Path(run).resolve()
+    step = latest_step(run)
     if step is not None:
         digest = checkpoint_hash(folder / CHECKPOINTS / str(step))
     else:

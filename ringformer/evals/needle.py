@@ -107,7 +107,9 @@ def cases_of_length(
     it begins again.
     """
     new_tokens = MAX_NEW_TOKENS_A_NEEDLE * needles.asked
-    limit, guess, taken = room_for_prompt(length, new_tokens), None, haystack.numbers
+    limit = room_for_prompt(length, new_tokens)
+    guess = None
+    taken = haystack.numbers
     for depth, index in product(depths, range(count)):
         rng = seeded("needle", seed, length, depth, index)
         hidden = _draw(rng, needles.hidden, depth, taken)

@@ -58,7 +58,8 @@ def answer_cases(
 
 
 def _answer_group(group: Sequence[Case], answering: Answering, score: Score, file: CaseFile) -> str:
-    prompt_tokens, missing = check_fit(group, answering), file.missing(group)
+    prompt_tokens = check_fit(group, answering)
+    missing = file.missing(group)
 
     def row_of(case: Case, answer: str) -> Row:
         return {

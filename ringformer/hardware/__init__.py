@@ -105,9 +105,12 @@ _COUNTED_IN_CORES = ("v3", "v4", "v5p", "tpu7x")
 def _read_chips() -> tuple[dict[str, Chip], dict[str, dict[int, str]], dict[str, str]]:
     """Read the chips, slices and pods of `chips.toml`."""
     sheets = tomllib.loads((resources.files(__package__) / "chips.toml").read_text())
-    chips, slices, pods = {}, {}, {}
+    chips = {}
+    slices = {}
+    pods = {}
     for name, sheet in sheets["tpu"].items():
-        shapes, of_a_chip = sheet.pop("slices").split(), 2 if name in _COUNTED_IN_CORES else 1
+        shapes = sheet.pop("slices").split()
+        of_a_chip = 2 if name in _COUNTED_IN_CORES else 1
         slices[name] = {of_a_chip * math.prod(map(int, shape.split("x"))): shape for shape in shapes}
         pods[name] = sheet.pop("pod")
         sheet["tensor_cores"] = TensorCores(**_in_base_units(sheet["tensor_cores"]))
@@ -126,7 +129,8 @@ def _in_base_units(sheet: dict[str, Any]) -> dict[str, Any]:
     for key, value in sheet.items():
         for ending, (field_ending, factor) in _UNITS.items():
             if key.endswith(ending):
-                key, value = key.removesuffix(ending) + field_ending, value * factor
+                key = key.removesuffix(ending) + field_ending
+                value = value * factor
         fields[key] = int(value) if key.endswith("_bytes") else value
     return fields
 

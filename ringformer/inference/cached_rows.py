@@ -45,7 +45,10 @@ class CachedRows:
         dp = programs.mesh.shape["dp"]
         if rows < 1 or rows % dp:
             raise ValueError(f"{rows} rows on a mesh with dp={dp}: rows must be a multiple of dp, {dp} for example")
-        self._programs, self._weights, self._sizes, self._settings = programs, weights, sizes, settings
+        self._programs = programs
+        self._weights = weights
+        self._sizes = sizes
+        self._settings = settings
         if saved is None:
             saved = empty_state(programs.state(rows, sizes.capacity)), Slots(rows, sizes.ranks, sizes.capacity)
         self._state, self._slots = saved
@@ -60,20 +63,25 @@ class CachedRows:
     ) -> Scores | None:
         """Prefill part of the rows' tokens, which start at positions `firsts`; some rows may have none left. Return the
         scores of `targets`, the tokens after each, if there are any."""
-        programs, sizes = self._programs, self._sizes
+        programs = self._programs
+        sizes = self._sizes
         counts = np.array([len(row) for row in rows])
         P = sizes.chunk(int(counts.max()), self._slots.room)
         order = layouts.permutation(programs.config.layout, P, sizes.ranks // programs.config.ulysses)
         positions = np.where(order < counts[:, None], firsts[:, None] + order, -1).astype(np.int32)
         reads, pieces = self._reads(P)
-        begin, scored = self._begin, targets is not None
-        prefix, prefix_reads, beginning = 0, None, []
+        begin = self._begin
+        scored = targets is not None
+        prefix = 0
+        prefix_reads = None
+        beginning = []
         if begin is not None:
             prefix, (prefix_reads, shared) = begin._sizes.capacity, begin._reads(len(rows) * P, "queries")
             beginning = [Beginning(begin._state.cache, as_globals(shared, programs.mesh, CHUNK.pieces))]
         prefill = programs.prefill(len(rows), sizes.capacity, P, reads, prefix, prefix_reads, scored)
         slots = self._slots.take_chunk(positions.reshape(len(rows), sizes.ranks, -1))
-        tokens, after = padded(rows, P)[:, order], padded(targets or [()] * len(rows), P)[:, order]
+        tokens = padded(rows, P)[:, order]
+        after = padded(targets or [()] * len(rows), P)[:, order]
         arrays = Chunk(tokens, positions, positions, positions.max(axis=1), slots, after, pieces)
         chunk = as_globals(arrays, programs.mesh, CHUNK)
         start = time.perf_counter()

@@ -128,7 +128,8 @@ def _generate(args: argparse.Namespace) -> int:
     begin = saved.text if saved else ""
     if saved:
         _take_settings(args, saved)
-    limit, tokens = _limit(args, text.context), 1
+    limit = _limit(args, text.context)
+    tokens = 1
     if of_file:
         return _answer_rows(args, text, sampling, limit)
     if prompt is not None:

@@ -55,9 +55,12 @@ def decode_hidden(
     x = _embed(weights["embed"], tokens)
     if c.embedding_scale is not None:
         x *= jnp.asarray(c.embedding_scale, x.dtype)
-    placed, parts = placements(c, positions[:, None]), c.PARTS
+    placed = placements(c, positions[:, None])
+    parts = c.PARTS
     norm = partial(rms_norm, eps=c.norm_eps, offset=parts.norm_offset)
-    query, key, own = positions[:, None], cache.positions[:, :slots], REGISTERED.get(c.attention)
+    query = positions[:, None]
+    key = cache.positions[:, :slots]
+    own = REGISTERED.get(c.attention)
     valid = {}
     for window in c.windows:
         if own and own.visible:
@@ -69,7 +72,8 @@ def decode_hidden(
 
     def layer(kind: LayerKind, x, given):
         i, w = given
-        attention, ffn = w["attention"], w["feedforward"]
+        attention = w["attention"]
+        ffn = w["feedforward"]
         with jax.named_scope("attention"):
             h = x if parts.norms == "after" else norm(x, w["attention_norm"]["scale"])
             q, k, v = _projections(h, [attention[name] for name in ("wq", "wk", "wv")], sizes)
@@ -109,7 +113,8 @@ def decode_hidden(
     def run(kind: LayerKind, x, rows, _):
         return lax.scan(partial(layer if equal else of_layer, kind), x, rows)
 
-    numbers, equal = jnp.arange(c.num_layers, dtype=jnp.int32), len(set(c.layer_kinds)) == 1
+    numbers = jnp.arange(c.num_layers, dtype=jnp.int32)
+    equal = len(set(c.layer_kinds)) == 1
     # A part of the layers would be a copy of their weights: layers of several kinds are read by number.
     x, (k, v) = scan_periods(c.periods, run, x, (numbers, weights["layers"]) if equal else numbers)
     return norm(x, weights["norm"]["scale"]), k, v

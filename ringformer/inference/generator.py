@@ -118,7 +118,8 @@ class Generator:
             config = replace(config, q_chunk=q_chunk)
         if k_chunk is not None:
             config = replace(config, k_chunk=k_chunk)
-        devices, mesh_sizes = jax.devices(), mesh_dim.split(",")
+        devices = jax.devices()
+        mesh_sizes = mesh_dim.split(",")
         if jax.process_count() == 1 and all(size.strip().isdigit() for size in mesh_sizes):
             devices = devices[: math.prod(map(int, mesh_sizes))]
         _, _, tp, sp = mesh_shape(mesh_dim, len(devices))
@@ -202,10 +203,12 @@ class Generator:
 
     def _losses(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Return the losses of at most dp rows."""
-        dp, sizes = self.mesh.shape["dp"], self.sizes
+        dp = self.mesh.shape["dp"]
+        sizes = self.sizes
         length = round_up(max(map(len, rows)) - 1, sizes.step)
         every = [*rows, *[()] * (dp - len(rows))]
-        tokens, targets = padded([row[:-1] for row in every], length), padded([row[1:] for row in every], length)
+        tokens = padded([row[:-1] for row in every], length)
+        targets = padded([row[1:] for row in every], length)
         order = layouts.permutation(self.config.layout, length, sizes.ranks // self.config.ulysses)
         positions = np.broadcast_to(order.astype(np.int32), tokens.shape)
         arrays = (as_global(x, self.mesh, TOKENS) for x in (tokens[:, order], positions, targets[:, order]))

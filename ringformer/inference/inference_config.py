@@ -35,7 +35,9 @@ def inference_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tu
     config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
     config.check_mesh(mesh)
     device = mesh.devices.flat[0]
-    chip, ranks, tp = chip_of(device.device_kind), mesh.shape["sp"] // ulysses, mesh.shape["tp"]
+    chip = chip_of(device.device_kind)
+    ranks = mesh.shape["sp"] // ulysses
+    tp = mesh.shape["tp"]
     model, line = with_kernel(config, device.platform, chip, local_tokens * ulysses, ring_size=ranks, tp=tp)
     assert isinstance(model, DecoderConfig)
     return model, line

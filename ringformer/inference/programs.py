@@ -59,7 +59,8 @@ class Programs:
 
     def sizes(self, max_length: int, prefill_chunk: int | None = None) -> ProgramSizes:
         """Return the sizes of a session's programs."""
-        tp, sp = self.mesh.shape["tp"], self.mesh.shape["sp"]
+        tp = self.mesh.shape["tp"]
+        sp = self.mesh.shape["sp"]
         return ProgramSizes(sp, granule(self.config.layout, tp, sp), max_length, prefill_chunk)
 
     @cached_property
@@ -73,9 +74,12 @@ class Programs:
 
     def state(self, rows: int, slots: int) -> State:
         """Return shapes, dtypes and shardings of a state; `slots` is per rank."""
-        c, heads, S = self.config, max(self.config.num_kv_heads, self.mesh.shape["tp"]), slots * self.mesh.shape["sp"]
+        c = self.config
+        heads = max(self.config.num_kv_heads, self.mesh.shape["tp"])
+        S = slots * self.mesh.shape["sp"]
         kv_shape = c.num_layers, rows, heads, S, c.head_dim
-        spec, int8 = P(None, "dp", "tp", "sp"), self.cache_dtype == "int8"
+        spec = P(None, "dp", "tp", "sp")
+        int8 = self.cache_dtype == "int8"
         kv = self._array(kv_shape, P(*spec, None), jnp.dtype(jnp.int8 if int8 else c.compute_dtype))
         entries = Entries(kv, self._array(kv_shape[:-1], spec, jnp.float32) if int8 else None)
         cache = Cache(entries, entries, self._array((rows, S), P("dp", "sp")))
@@ -103,7 +107,8 @@ class Programs:
             it; 0: there is none.
           scored: also compute the `Scores` [B, P] of the chunk's targets, replicated on every device.
         """
-        state, of_tokens = self.state(rows, slots), self._array((rows, tokens), TOKENS)
+        state = self.state(rows, slots)
+        of_tokens = self._array((rows, tokens), TOKENS)
         chunk = Chunk(
             tokens=of_tokens,
             positions=of_tokens,
@@ -138,7 +143,8 @@ class Programs:
     def lower_truncate(self, rows: int, slots: int) -> jax.stages.Lowered:
         """Lower `truncate(state, lengths) -> state`, which forgets the tokens of each row beyond a length. The state is
         donated."""
-        state, lengths = self.state(rows, slots), self._array((rows,), P("dp"))
+        state = self.state(rows, slots)
+        lengths = self._array((rows,), P("dp"))
 
         def truncate(state: State, lengths):
             positions = jnp.where(state.cache.positions < lengths[:, None], state.cache.positions, -1)
@@ -160,8 +166,10 @@ class Programs:
             continues. For a row that has ended, tokens and logits do not change, and the token drawn is meaningless.
           numbers: float32 [2]: temperature, top_p.
         """
-        control, numbers = self._array((4 + rows,), P()), self._array((2,), P(), jnp.float32)
-        state, decode = self.state(rows, slots), partial(self._decode, read=read, kind=kind)
+        control = self._array((4 + rows,), P())
+        numbers = self._array((2,), P(), jnp.float32)
+        state = self.state(rows, slots)
+        decode = partial(self._decode, read=read, kind=kind)
         results = P(), _specs(state)
         return self._lower(
             decode, results, self.weights, state, control, numbers, *self._prefix(prefix), donate_argnums=1
@@ -178,7 +186,9 @@ class Programs:
         arrays = [self._array((rows, tokens), TOKENS)] * 3
         return self._lower(losses, TOKENS, self.weights, *arrays, out_shardings=NamedSharding(self.mesh, P()))
 
-    prefill, decode, losses = _compiled(lower_prefill), _compiled(lower_decode), _compiled(lower_losses)
+    prefill = _compiled(lower_prefill)
+    decode = _compiled(lower_decode)
+    losses = _compiled(lower_losses)
     truncate = _compiled(lower_truncate)
 
     def _lower(self, function, results, *arguments, **options) -> jax.stages.Lowered:
@@ -209,9 +219,12 @@ class Programs:
         scored: bool,
     ):
         """Run `prefill` on one device."""
-        c, cache, sp = self.config, state.cache, self.mesh.shape["sp"]
+        c = self.config
+        cache = state.cache
+        sp = self.mesh.shape["sp"]
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
-        cached, new = reads.slots if reads else 0, chunk.rank_positions
+        cached = reads.slots if reads else 0
+        new = chunk.rank_positions
         slots = cache.positions[:, :cached]
         reached = {window: min(window, cached * sp) for window in c.windows if window and cached}
         last = {}
@@ -264,7 +277,8 @@ class Programs:
         alive = lax.dynamic_slice_in_dim(control, 4 + first, B) > 0
         keys = row_keys(seed, first + jnp.arange(B), lengths)
         tokens = sample(logits, keys, numbers[0], top_k, numbers[1], kind)
-        c, platform = self.config, self.mesh.devices.flat[0].platform
+        c = self.config
+        platform = self.mesh.devices.flat[0].platform
         if platform == "gpu" and B == 1:
             weights = matrices_as_words(weights)
         readable = for_tokens(cache, c.num_heads // c.num_kv_heads, platform)
@@ -273,7 +287,8 @@ class Programs:
         multiplied = [x for x in (readable, *prefix) if jnp.issubdtype(x.k.values.dtype, jnp.floating)]
         unroll = platform == "gpu" and bool(multiplied)
         x, k, v = decode_hidden(c, weights, readable, tokens, lengths, read, *prefix, unroll=unroll)
-        positions, mine = jnp.where(alive, lengths, -1), lax.axis_index("sp") == rank
+        positions = jnp.where(alive, lengths, -1)
+        mine = lax.axis_index("sp") == rank
         cache = write_tokens(cache, k, v, positions[:, None], slot, mine)
         logits = jnp.where(alive[:, None], next_logits(c, weights, x), logits)
         everyone = lax.all_gather(tokens, "dp", tiled=True, to="invarying")

@@ -68,7 +68,8 @@ class Session(CachedRows):
         """Append tokens; with `scored`, return the scores of the tokens after each, in order, arrays [rows, tokens]."""
         self._check_unused()
         self._check_rows(rows)
-        longest, most = max(map(len, rows)), self._sizes.most
+        longest = max(map(len, rows))
+        most = self._sizes.most
         check_added(rows, self.lengths, self._begin_tokens + self._sizes.max_length)
         starts = range(0, longest, most)
         if (attention := self._programs.config.attention) in REGISTERED and (len(starts) > 1 or any(self.lengths)):
@@ -76,7 +77,8 @@ class Session(CachedRows):
                 f"a model with attention {attention!r} reads all of its text at once: leave prefill_chunk unset, and "
                 "do not add to a session"
             )
-        granule, room = self._sizes.granule, self._slots.room
+        granule = self._sizes.granule
+        room = self._slots.room
         if sum(round_up(min(most, longest - start), granule) for start in starts) > room:
             raise ValueError(
                 f"{longest} tokens do not fit in the cache, where earlier turns have left room for "

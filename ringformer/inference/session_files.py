@@ -125,15 +125,19 @@ def restore_state(
     """
     described = read_session(folder)
     check_settings(folder, described["session"], settings)
-    rows, used = described["rows"], described["used"]
+    rows = described["rows"]
+    used = described["used"]
     abstract = programs.state(rows, sizes.capacity)
     arguments = {}
     for name, array in _arrays(abstract).items():
-        shape, dim = _shape(name, array, used * sizes.ranks), SLOTS.get(name)
+        shape = _shape(name, array, used * sizes.ranks)
+        dim = SLOTS.get(name)
         if name == "positions":  # whole, for the host's account
-            array, dim = jax.ShapeDtypeStruct(shape, array.dtype, sharding=NamedSharding(programs.mesh, P())), None
+            array = jax.ShapeDtypeStruct(shape, array.dtype, sharding=NamedSharding(programs.mesh, P()))
+            dim = None
         arguments[name] = Restored(array=array, logical_shape=shape, padded_shards=dim)
-    args, handler = Restore(arguments, restore_args=arguments), checkpoint_handler()
+    args = Restore(arguments, restore_args=arguments)
+    handler = checkpoint_handler()
     share = jax.process_index(), jax.process_count()
     with ocp.Checkpointer(handler) as checkpointer, _advising(folder):
         restored = restore_compared(

@@ -24,7 +24,8 @@ from ringformer.parallel.gather_weight import GATHER
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.parallel.weight_sharding import TENSOR_PARALLEL, WeightSharding
 
-ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
+ALL = ("tp", "fsdp", "sp")
+REST = ("fsdp", "sp")
 """Axes that cut a weight, and axes that cut a tp rank's part of it; major first."""
 
 
@@ -97,7 +98,8 @@ class WeightShare:
 
 def weight_shares(config: DecoderConfig, mesh: Mesh | AbstractMesh) -> dict:
     """Return a tree with a `WeightShare` for each parameter of a `Decoder`. Matrices have the compute dtype."""
-    tp, rest = mesh.shape["tp"], math.prod(mesh.shape[axis] for axis in REST)
+    tp = mesh.shape["tp"]
+    rest = math.prod(mesh.shape[axis] for axis in REST)
 
     def share(letters: str, x: jax.ShapeDtypeStruct) -> WeightShare:
         layers = x.shape[0] if len(x.shape) > len(letters) else None

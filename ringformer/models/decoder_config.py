@@ -230,7 +230,9 @@ class DecoderConfig:
 
     def check_mesh(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise ValueError if the model cannot be computed on the mesh: tp must divide heads and features."""
-        tp, sp, K = mesh.shape["tp"], mesh.shape["sp"], self.num_kv_heads
+        tp = mesh.shape["tp"]
+        sp = mesh.shape["sp"]
+        K = self.num_kv_heads
         for field in ("num_heads", "intermediate_size"):
             if getattr(self, field) % tp:
                 raise ValueError(f"tp={tp} does not divide {field}={getattr(self, field)}")

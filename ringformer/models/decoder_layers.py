@@ -119,7 +119,8 @@ class Attention(nnx.Module):
         axes: Axes,
         attend: Callable,
     ) -> tuple[Float[Array, "B t D"], Any]:
-        c, x = self.config, enter_tp(x, axes)
+        c = self.config
+        x = enter_tp(x, axes)
         names = ["wq", "wk", "wv", *(("bq", "bk", "bv") if c.PARTS.bias else ())]
         names += ("q_norm", "k_norm") if c.PARTS.qk_norm == "width" else ()
         weights = {name: getattr(self, name)[...].astype(x.dtype) for name in names}  # [..., heads, d]
@@ -148,7 +149,8 @@ class Attention(nnx.Module):
     def _of_heads(self, x, scale, placement, attend, axes, wq, wk, wv, *more):
         """Return the outputs [B, T, h, d] of some heads for x [B, T, D], and `kept`. The weights are the columns of
         these heads; `more` are their biases, and the scales of a norm over all heads."""
-        parts, eps = self.config.PARTS, self.config.norm_eps
+        parts = self.config.PARTS
+        eps = self.config.norm_eps
         if scale is not None:
             x = rms_norm(x, scale, eps, parts.norm_offset)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
@@ -169,7 +171,9 @@ def with_parts(c: DecoderConfig, q, k, v, biases: Sequence, norms: Sequence, tp:
     if biases:
         q, k, v = (y + b for y, b in zip((q, k, v), biases, strict=True))
     if norms:
-        one_head, eps, offset = c.PARTS.qk_norm == "head", c.norm_eps, c.PARTS.norm_offset
+        one_head = c.PARTS.qk_norm == "head"
+        eps = c.norm_eps
+        offset = c.PARTS.norm_offset
         q, k = (
             rms_norm(y, scale, eps, offset) if one_head else width_norm(y, scale, eps, tp)
             for y, scale in zip((q, k), norms, strict=True)
@@ -198,7 +202,8 @@ class FeedForward(nnx.Module):
         self.w_down = normal(config, rngs, "FD")
 
     def __call__(self, x: Float[Array, "B T D"], norm: RMSNorm | None, axes: Axes) -> Float[Array, "B T D"]:
-        x, c = enter_tp(x, axes), self.config
+        x = enter_tp(x, axes)
+        c = self.config
         scale = None if norm is None else norm.scale[...]
         weights = scale, tuple(w[...].astype(x.dtype) for w in (self.w_gate, self.w_up, self.w_down))
 
@@ -220,7 +225,8 @@ class Layer(nnx.Module):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        before, after = config.PARTS.norms != "after", config.PARTS.norms != "before"
+        before = config.PARTS.norms != "after"
+        after = config.PARTS.norms != "before"
         norm = partial(RMSNorm, config.hidden_size, config.norm_eps, config.PARTS.norm_offset)
         if before:
             self.attention_norm = norm()
@@ -229,7 +235,8 @@ class Layer(nnx.Module):
             self.feedforward_norm = norm()
         self.feedforward = FeedForward(config, rngs)
         if after:
-            self.attention_output_norm, self.feedforward_output_norm = norm(), norm()
+            self.attention_output_norm = norm()
+            self.feedforward_output_norm = norm()
 
     def __call__(
         self,

@@ -12,10 +12,13 @@ from collections.abc import Callable
 
 from ringformer.models.decoder_config import DecoderConfig
 
-WEIGHT_FORWARD, WEIGHT_BACKWARD = 2, 4
+WEIGHT_FORWARD = 2
+WEIGHT_BACKWARD = 4
 """FLOPs per weight and token."""
 
-PAIR_FORWARD, PAIR_BACKWARD, PAIR_LOGITS_AGAIN = 4, 8, 2
+PAIR_FORWARD = 4
+PAIR_BACKWARD = 8
+PAIR_LOGITS_AGAIN = 2
 """FLOPs per pair of a query and a key, for each head and each feature of the head."""
 
 

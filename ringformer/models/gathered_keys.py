@@ -17,7 +17,8 @@ def check_gathered_keys(
     """
     if chip is None or not any(w == 0 or w >= seq_len for w in model.windows):  # a window gathers nothing
         return
-    rows, tp = batch_size // (mesh.shape["dp"] * mesh.shape["fsdp"]), mesh.shape["tp"]
+    rows = batch_size // (mesh.shape["dp"] * mesh.shape["fsdp"])
+    tp = mesh.shape["tp"]
     each = 2 * (4 + (2 if model.compute_dtype == "bfloat16" else 4))  # keys and values, with their gradients
     needed = rows * seq_len * model.held_key_heads(tp) * model.head_dim * each
     if needed > chip.hbm_bytes:

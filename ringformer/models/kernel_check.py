@@ -41,7 +41,8 @@ MOST_TOKENS = 8192
 FACTOR = 2.0
 """Largest error of a kernel, relative to the error of XLA's blocks in the same dtype."""
 
-INPUTS, OUTPUTS = ("q", "k", "v", "do"), ("o", "dq", "dk", "dv")
+INPUTS = ("q", "k", "v", "do")
+OUTPUTS = ("o", "dq", "dk", "dv")
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 """Packages whose versions are part of a remembered check; with another version, the check is repeated."""
@@ -122,7 +123,8 @@ def check_kernel(
 def make_trial(model: DecoderConfig, local_tokens: int, tp: int, packed: bool, backward: bool) -> Trial:
     """Choose blocks that represent those of a model: they have its heads and chunks, and at least two chunks in each
     part."""
-    chunks, window = max(model.q_chunk or 0, model.k_chunk or 0), model.window
+    chunks = max(model.q_chunk or 0, model.k_chunk or 0)
+    window = model.window
     of_window = attention_options(model, LayerKind(window), local_tokens)
     if of_window["kernel"] != model.kernel:
         window = 0  # XLA computes these layers
@@ -165,7 +167,8 @@ def find_fault(trial: Trial, device: jax.Device) -> str | None:
 
 def _arrays(trial: Trial) -> dict[str, np.ndarray]:
     """Draw queries, keys, values and cotangents, and ids of documents over the keys and then the queries."""
-    rng, T = np.random.default_rng(0), trial.tokens
+    rng = np.random.default_rng(0)
+    T = trial.tokens
     shapes = dict.fromkeys(("q", "do"), (1, T, trial.heads, trial.head_dim))
     shapes |= dict.fromkeys(("k", "v"), (1, T, trial.key_heads, trial.head_dim))
     arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
@@ -210,7 +213,8 @@ def _window(trial: Trial, q, k, v, do) -> dict[str, jax.Array]:
 
 def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dict[str, jax.Array]:
     """Compute o and the gradients of one block, with the softmax over only its keys."""
-    scale, K = trial.head_dim**-0.5, trial.key_heads
+    scale = trial.head_dim**-0.5
+    K = trial.key_heads
     ring = Ring(None, trial.layout, True, scale, trial.q_chunk, trial.k_chunk, trial.kernel, returns_lse=False)
     ring, (q, k, v, _, q_ids, k_ids) = ring.whole_chunks(Shard(q, k, v, None, q_ids, k_ids))
     if ring.blocks.lanes > 1:
@@ -241,7 +245,8 @@ def _backward_by_halves(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute dq and [dk, dv] by halves of the key heads, as on a ring. Each half is computed twice: the second time
     adds to gradients that are there, and both are divided by two."""
-    dqs, sums = [], []
+    dqs = []
+    sums = []
     for half in halves_of_heads(keys.kv.shape[2], (1, 1)):
         heads, (do, rows, *_) = half.heads, cotangents
         their = queries._replace(q=queries.q[:, heads]), keys._replace(kv=keys.kv[:, :, heads])

@@ -24,7 +24,8 @@ JUDGED = ("v4", "v5e", "v5p", "v6e")
 """Generations of TPU for which the kernels' machine code was evaluated (docs/performance.md), with heads of at most 128
 features and `USUAL` chunks."""
 
-USUAL, USUAL_HEAD = (1024, 1024), 128
+USUAL = (1024, 1024)
+USUAL_HEAD = 128
 """Tokens of untuned chunks of queries and of keys, and the largest head size that was evaluated with these chunks."""
 FEWEST = 256
 """Fewest queries or keys of a chunk to which larger chunks are halved if they do not fit a chip."""
@@ -64,7 +65,8 @@ def with_kernel(
     kernel, why = _chosen(model, platform, generation, masks, halves)
     if model.kernel != "auto":
         hint = f"; auto would be {kernel}" if model.kernel == "xla" != kernel else ""
-        kernel, why = model.kernel, f"as configured{hint}"
+        kernel = model.kernel
+        why = f"as configured{hint}"
     _check(model, kernel, platform, masks, chip, halves)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
@@ -127,7 +129,8 @@ def _chunks(model: DecoderConfig, generation: str, chip: Chip | None, most: int)
 
 
 def _fits(model: DecoderConfig, chip: Chip | None, q_chunk: int, k_chunk: int) -> bool:
-    heads, dtype = model.num_heads // model.num_kv_heads, jnp.dtype(model.compute_dtype)
+    heads = model.num_heads // model.num_kv_heads
+    dtype = jnp.dtype(model.compute_dtype)
     return vmem_bytes(heads, model.head_dim, (q_chunk, k_chunk), dtype) <= _vmem(chip)
 
 

@@ -94,7 +94,8 @@ def scan_periods(
         for kind, n in period.runs:
             part = jax.tree.map(lambda w, a=first, b=first + n: w[a:b], rows)
             x, here = run(kind, x, part, period.repeats > 1)
-            first, kept = first + n, [*kept, here]
+            first = first + n
+            kept = [*kept, here]
         return x, _joined(kept)
 
     kept: list[Any] = []
@@ -108,7 +109,8 @@ def scan_periods(
             rows = jax.tree.map(lambda w, p=period: w.reshape(p.repeats, p.size, *w.shape[1:]), rows)
             x, here = scan(lambda x, rows, p=period: of_period(p, x, rows), x, rows)
             here = jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), here)
-        first, kept = end, [*kept, here]
+        first = end
+        kept = [*kept, here]
     return x, _joined(kept)
 
 

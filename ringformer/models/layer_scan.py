@@ -49,7 +49,9 @@ def scan_layers(layer: Callable, c: DecoderConfig, x: jax.Array, layers: Any, sh
 
 def _run(layer: Callable, c: DecoderConfig, offload: Callable | None, x, layers, shared):
     """Scan over equal layers, of which groups of `remat_group` are recomputed together."""
-    g, kept, count = c.remat_group, None, len(jax.tree.leaves(layers)[0])
+    g = c.remat_group
+    kept = None
+    count = len(jax.tree.leaves(layers)[0])
     grouped = count // g * g if g > 1 else 0
     if grouped:
         groups = jax.tree.map(lambda w: w[:grouped].reshape(-1, g, *w.shape[1:]), layers)

@@ -10,7 +10,8 @@ class RMSNorm(nnx.Module):
     """Module of `rms_norm` with a learned scale."""
 
     def __init__(self, features: int, eps: float, offset: float = 0.0):
-        self.eps, self.offset = eps, offset
+        self.eps = eps
+        self.offset = offset
         self.scale = nnx.Param(jnp.full(features, 1 - offset, jnp.float32), letters="D")
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

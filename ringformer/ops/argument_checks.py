@@ -197,6 +197,7 @@ def as_bias(bias: AnyArray | None) -> Float32[AnyArray, "B S"] | None:
             "jnp.where(mask, 0.0, -jnp.inf)"
         )
     if bias.dtype == np.float64:
-        xp, limit = np if isinstance(bias, np.ndarray) else jnp, np.finfo(np.float32)
+        xp = np if isinstance(bias, np.ndarray) else jnp
+        limit = np.finfo(np.float32)
         bias = xp.where(xp.isinf(bias), bias, xp.clip(bias, float(limit.min), float(limit.max)))
     return bias.astype(np.float32)

@@ -68,7 +68,8 @@ def block_forward(
     c tanh(s / c)."""
 
     def chunk_pair(state, pair, masked):
-        q, k = _take_q(queries, pair, work_list), _take_k(keys, pair, work_list)
+        q = _take_q(queries, pair, work_list)
+        k = _take_k(keys, pair, work_list)
         start = _at(work_list.q_chunks.start, pair.q)
         chunk = jax.tree.map(lambda x: _slice(x, _ROWS, start, work_list.q_chunks.size), state)
         s, _ = _logits(q, k, pair, work_list, scale, softcap, masked)
@@ -91,8 +92,10 @@ def block_backward(
 
     def chunk_pair(carry, pair, masked):
         dq, dkeys = carry
-        q, k = _take_q(queries, pair, work_list), _take_k(keys, pair, work_list)
-        q_start, k_start = _at(work_list.q_chunks.start, pair.q), _at(work_list.k_chunks.start, pair.k)
+        q = _take_q(queries, pair, work_list)
+        k = _take_k(keys, pair, work_list)
+        q_start = _at(work_list.q_chunks.start, pair.q)
+        k_start = _at(work_list.k_chunks.start, pair.k)
         do = _slice(cotangents.do, _ROWS, q_start, work_list.q_chunks.size)
         m, weight, delta = _slice(cotangents.rows, 4, q_start, work_list.q_chunks.size)
 
@@ -137,12 +140,14 @@ def _slice(x, axis, start, size):
 
 
 def _take_q(queries: Queries, pair: ChunkPairs, work_list: WorkList) -> Queries:
-    start, size = _at(work_list.q_chunks.start, pair.q), work_list.q_chunks.size
+    start = _at(work_list.q_chunks.start, pair.q)
+    size = work_list.q_chunks.size
     return Queries(_slice(queries.q, _ROWS, start, size), _slice(queries.segment_ids, 1, start, size))
 
 
 def _take_k(keys: Keys, pair: ChunkPairs, work_list: WorkList) -> Keys:
-    start, size = _at(work_list.k_chunks.start, pair.k), work_list.k_chunks.size
+    start = _at(work_list.k_chunks.start, pair.k)
+    size = work_list.k_chunks.size
     return Keys(
         _slice(keys.kv, 3, start, size), _slice(keys.segment_ids, 1, start, size), _slice(keys.bias, 1, start, size)
     )
@@ -159,13 +164,15 @@ def _logits(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Compute the scaled logits of a chunk pair, [B, K, G, t, s] float32, -inf where the key is hidden; also the
     derivative of the soft cap, None without one."""
-    s, slope = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale, None
+    s = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale
+    slope = None
     if softcap is not None:
         s, slope = online_softmax.capped(s, softcap)
     if k.bias is not None:
         s += k.bias[:, None, None, None, :]
     if masked:
-        row, column = jnp.arange(work_list.q_chunks.size)[:, None], jnp.arange(work_list.k_chunks.size)
+        row = jnp.arange(work_list.q_chunks.size)[:, None]
+        column = jnp.arange(work_list.k_chunks.size)
         mask = row + pair.offset >= column
         if work_list.window is not None:
             mask &= row + (pair.offset - work_list.window) < column
@@ -190,7 +197,8 @@ def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: W
             live &= jnp.arange(len(pairs.q)) < length
             # The sort carries the pairs along: a gather of them would compile to hundreds of TPU instructions.
             _, *sorted_pairs = lax.sort((~live, *pairs), num_keys=1, is_stable=True)
-            pairs, length = ChunkPairs(*sorted_pairs), live.sum()
+            pairs = ChunkPairs(*sorted_pairs)
+            length = live.sum()
 
         def body(i, carry, pairs=pairs, masked=masked):
             return chunk_pair(carry, jax.tree.map(lambda x: _at(x, i), pairs), masked)
@@ -246,7 +254,8 @@ def _id_ranges(
     ids: Int[Array, "B T"], chunks: AxisChunks, wanted: Int32[np.ndarray | Array, " P"]
 ) -> tuple[Int[Array, "B P"], Int[Array, "B P"]]:
     """Find the smallest and the largest id of each wanted chunk without a gather, as in `_for_each_pair`."""
-    size, parts = chunks.size, rearrange(ids, "b (p t) -> b p t", p=int(chunks.part[-1]) + 1)
+    size = chunks.size
+    parts = rearrange(ids, "b (p t) -> b p t", p=int(chunks.part[-1]) + 1)
     n_aligned = len(chunks.part) // parts.shape[1] - 1  # the last chunk of a part may overlap its neighbour
     aligned = rearrange(parts[:, :, : n_aligned * size], "b p (n t) -> b p n t", t=size)
     by_chunk = jnp.concatenate([aligned, parts[:, :, None, -size:]], axis=2)

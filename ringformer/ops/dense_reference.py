@@ -42,7 +42,8 @@ def dense_attention(
         s = logit_softcap * jnp.tanh(s / logit_softcap)
     if bias is not None:
         s = s + bias[:, None, None, None, :]
-    mask, age = jnp.ones((B, T, S), bool), jnp.arange(T)[:, None] - jnp.arange(S)
+    mask = jnp.ones((B, T, S), bool)
+    age = jnp.arange(T)[:, None] - jnp.arange(S)
     if causal:
         mask &= age >= 0
     if window is not None:

@@ -107,7 +107,8 @@ class HeadExchange(NamedTuple):
     def _groups(self) -> list[list[int]] | None:
         """Devices of each rank; None: all, which JAX can batch (`jax.vmap`), unlike groups."""
         assert self.axis_name is not None, "one device exchanges nothing"
-        u, ranks = self.ulysses, ring_size_of(self.axis_name, self.ulysses)
+        u = self.ulysses
+        ranks = ring_size_of(self.axis_name, self.ulysses)
         return None if ranks == 1 else [list(range(first * u, (first + 1) * u)) for first in range(ranks)]
 
 

@@ -60,7 +60,8 @@ def check_layout(layout: str, seq_len: int, ring_size: int, ulysses: int = 1) ->
     check_name(layout)
     pieces = ring_size * math.lcm(PARTS[layout], ulysses)
     if seq_len <= 0 or seq_len % pieces:
-        lower, upper = seq_len // pieces * pieces, (seq_len // pieces + 1) * pieces
+        lower = seq_len // pieces * pieces
+        upper = (seq_len // pieces + 1) * pieces
         near = f"{lower} or {upper}" if lower > 0 else f"{upper}"
         each = f", each of {ulysses} devices" if ulysses > 1 else ""
         raise ValueError(
@@ -76,7 +77,8 @@ def permutation(layout: Layout, seq_len: int, ring_size: int, rings: int = 1) ->
     of the ring, n/u. The ranks may be cut into `rings` smaller rings, each of which has its part of the sequence.
     """
     check_layout(layout, seq_len, ring_size)
-    size, length = ring_size // rings, seq_len // ring_size
+    size = ring_size // rings
+    length = seq_len // ring_size
     tokens = _tokens(layout, np.arange(size)[:, None], np.arange(length), length, size).reshape(-1)
     return (np.arange(rings)[:, None] * len(tokens) + tokens).reshape(-1)
 
@@ -177,7 +179,9 @@ def _move(x, layout, axis_name, ulysses, inverse):
         sends, receives, targets = _zigzag_rounds(r, ulysses)
         if inverse:
             sends, receives = receives, sends
-        device, low, high = lax.axis_index(axis_name), x[:, : T // 2], x[:, T // 2 :]
+        device = lax.axis_index(axis_name)
+        low = x[:, : T // 2]
+        high = x[:, T // 2 :]
         sends_high, receives_high = (jnp.asarray(table)[device] for table in (sends, receives))
         first = permute(jnp.where(sends_high, high, low), targets[0])
         second = permute(jnp.where(sends_high, low, high), targets[1])
@@ -202,13 +206,15 @@ def _zigzag_rounds(
     in it, and the target of each device in both.
     """
     homes = _zigzag_homes(r, 2 * ulysses)
-    origins, permute_of = np.argsort(homes), np.full(len(homes), -1)
+    origins = np.argsort(homes)
+    permute_of = np.full(len(homes), -1)
     for half in range(len(homes)):
         while permute_of[half] < 0:
             permute_of[half] = 0
             with_it = origins[homes[half] ^ 1]  # arrives on the same device
             permute_of[with_it] = 1
             half = with_it ^ 1  # leaves the same device
-    sends, receives = permute_of[1::2] == 0, permute_of[origins][1::2] == 0
+    sends = permute_of[1::2] == 0
+    receives = permute_of[origins][1::2] == 0
     first = 2 * np.arange(len(sends)) + sends
     return sends, receives, np.stack([homes[first], homes[first ^ 1]]) // 2

@@ -63,7 +63,8 @@ class Rank:
           dkeys: gradients of the keys of the step before, for the next rank; None if no rank has computed any.
         """
         keys = with_shared_ids(self.streams, keys)
-        new_dqs, new_dkeys = [], []
+        new_dqs = []
+        new_dkeys = []
         for i, stream in enumerate(self.streams):
             travels_after = self._adds_in_kernel and i == 0
             arrived = dkeys[i] if travels_after else self._passed_on(dkeys[i], stream)
@@ -120,7 +121,8 @@ class Rank:
         self, dqs: list[jax.Array], gathered: list[Keys], rows: list[Cotangents]
     ) -> tuple[list[jax.Array], list[KeyGradients]]:
         """Add the shares of all other ranks to dq, and return the gradients of their keys."""
-        new_dqs, of_others = [], []
+        new_dqs = []
+        of_others = []
         for dq, queries, keys, of_stream in zip(dqs, self.queries, gathered, rows, strict=True):
             new_dq, gradients = self.ring.backward(dq, queries, keys, of_stream, self._pairs_of_others())
             new_dqs.append(new_dq)

@@ -147,7 +147,8 @@ class Ring:
         part."""
         if self.blocks.whole_parts:
             return length // self.parts
-        size, lanes = default_chunk(length) if requested is None else requested, self.blocks.lanes
+        size = default_chunk(length) if requested is None else requested
+        lanes = self.blocks.lanes
         return -(-min(size, length // self.parts) // lanes) * lanes
 
     def whole_chunks(self, shard: Shard) -> tuple["Ring", Shard]:
@@ -186,7 +187,8 @@ class Ring:
         if self.size == 1 or self.window is not None:
             return (Stream(),)
         if self._cuts_tokens(key_heads):
-            part, lanes = length // self.parts, self.blocks.lanes
+            part = length // self.parts
+            lanes = self.blocks.lanes
             chunk = self.chunk(length, self.k_chunk) if lanes > 1 else 1
             first = -(-part // chunk // 2) * chunk
             return runs_of_tokens(first, part) if first < part else (Stream(),)
@@ -214,7 +216,8 @@ class Ring:
     def devices(self, moves: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the (source, target) devices, in all rings, of moves between ranks; each device of a rank sends to its
         like."""
-        u, ranks = self.exchange.ulysses, [first * self.size for first in range(self.rings)]
+        u = self.exchange.ulysses
+        ranks = [first * self.size for first in range(self.rings)]
         return [((f + a) * u + i, (f + b) * u + i) for f in ranks for a, b in moves for i in range(u)]
 
     def forward(self, state: Softmax, queries: Queries, keys: Keys, work_list: WorkList) -> Softmax:
@@ -254,7 +257,8 @@ class Ring:
     @property
     def _peers(self) -> list[list[int]] | None:
         """Devices that hold the same place in every rank of a ring; None: all."""
-        u, ring = self.exchange.ulysses, self.size * self.exchange.ulysses
+        u = self.exchange.ulysses
+        ring = self.size * self.exchange.ulysses
         if u == self.rings == 1:
             return None
         return [
@@ -274,7 +278,8 @@ class Ring:
 
     def others(self, T: int, S: int, rank: jax.Array) -> WorkList:
         """Make the chunk pairs of a rank's queries and the gathered keys of all other ranks."""
-        q, k = self.cut_queries(T), self.cut_keys(S, 0, S // self.parts)
+        q = self.cut_queries(T)
+        k = self.cut_keys(S, 0, S // self.parts)
         return make_gathered_work_list(self.layout, self.causal, q, k, rank, self.size)
 
     def cut_queries(self, T: int) -> AxisChunks:

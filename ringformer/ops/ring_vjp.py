@@ -191,7 +191,8 @@ def _rows_of_streams(
     rank: Rank, key_heads: int, o: jax.Array, numbers: RowNumbers, do: jax.Array, dlse: jax.Array
 ) -> list[Cotangents]:
     """Return what the blocks of each stream read of its rows."""
-    ring, exchange = rank.ring, rank.ring.exchange
+    ring = rank.ring
+    exchange = rank.ring.exchange
     stacked = ring.whole_queries(jnp.stack(numbers), axis=3)
     do = ring.whole_queries(exchange.to_heads(do))
     o = ring.whole_queries(exchange.to_heads(o))

@@ -118,7 +118,8 @@ def sharded_ring_attention(
     for x in (q, k):
         layouts.check_layout(layout, x.shape[1], n // ulysses, ulysses)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
-    rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
+    rows = PartitionSpec(batch_axes, axis_name)
+    heads = PartitionSpec(batch_axes, axis_name, head_axis)
     sinks = argument_checks.as_sinks(sinks, q.shape[2])
     arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks)
     specs = (heads, heads, heads, rows, rows, rows, PartitionSpec(head_axis))

@@ -113,7 +113,8 @@ def joined_key_gradients(streams: Streams, shares: list[KeyGradients], parts: in
     """Return dk, dv and dbias of a whole shard of so many parts."""
     if len(streams) == 1:
         return shares[0]
-    kv, biases = [x.kv for x in shares], [x.bias for x in shares if x.bias is not None]
+    kv = [x.kv for x in shares]
+    biases = [x.bias for x in shares if x.bias is not None]
     if _by_heads(streams):
         joined = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-3), *kv)
         return KeyGradients(joined, biases[0] + biases[1] if biases else None)

@@ -56,12 +56,14 @@ def window_backward(
 
     def step(t, carry):
         dq, dkeys, arrived = carry
-        arriving, behind = line.next_keys(arrived, t), line.moved(dkeys, 1)
+        arriving = line.next_keys(arrived, t)
+        behind = line.moved(dkeys, 1)
         dq, share = ring.backward(dq, queries, arrived, rows, line.work_list(t))
         return dq, share if behind is None else line.with_last(behind, share), arriving
 
     dq, dkeys, _ = line.each_hop(step, (dq, None, line.next_keys(keys, 0)))
-    returned, of_first = line.moved(dkeys, -line.hops), None
+    returned = line.moved(dkeys, -line.hops)
+    of_first = None
     if ring.attend_first:
         dq, of_first = ring.backward(dq, queries, line.first_keys(keys), rows, line.first_work_list())
         of_first = line.first_gradients(of_first)
@@ -75,8 +77,11 @@ class Line:
 
     def __init__(self, ring: Ring, rank: jax.Array, queries: Queries, keys: Keys):
         assert ring.window is not None
-        self.ring, self.rank, self.window = ring, rank, ring.window
-        self.T, self.S = queries.q.shape[3], keys.kv.shape[3]
+        self.ring = ring
+        self.rank = rank
+        self.window = ring.window
+        self.T = queries.q.shape[3]
+        self.S = keys.kv.shape[3]
         self.stored = self.S // ring.parts
         """Keys of a part, with those that fill up its last chunk."""
         self.part = self.stored - ring.key_filler
@@ -97,7 +102,8 @@ class Line:
 
     def work_list(self, t: int | jax.Array) -> WorkList:
         """Make the chunk pairs of hop t; 0: those of the rank's own parts."""
-        q, first = self.ring.cut_queries(self.T), self.stored - self.reach if self._is_last(t) else 0
+        q = self.ring.cut_queries(self.T)
+        first = self.stored - self.reach if self._is_last(t) else 0
         k = self.ring.cut_keys(self.S, first, self.stored)
         if not isinstance(t, int):
             return make_window_work_list(q, k, None, None, [before >= t for before in self.parts_before])
@@ -127,7 +133,8 @@ class Line:
         return jax.tree.map(lambda x: self._moved(x, by), tree)
 
     def _moved(self, x: jax.Array, by: int) -> jax.Array:
-        ring, axis = self.ring, _tokens(x)
+        ring = self.ring
+        axis = _tokens(x)
         parts = jnp.split(x, ring.parts, axis)
         arrived: dict[int, jax.Array] = {}
         for (source, target), moves in layouts.part_moves(ring.layout, ring.size, by).items():
@@ -173,7 +180,8 @@ class Line:
 
     def first_work_list(self) -> WorkList:
         """Make the chunk pairs of the first keys of the sequence, without those of the window."""
-        q, starts = self.ring.cut_queries(self.T), [before * self.part for before in self.parts_before]
+        q = self.ring.cut_queries(self.T)
+        starts = [before * self.part for before in self.parts_before]
         return make_first_keys_work_list(q, self._first_cut, starts, self.window)
 
     def first_gradients(self, shares: KeyGradients) -> KeyGradients:
@@ -185,7 +193,8 @@ class Line:
 
     @property
     def _first_cut(self) -> AxisChunks:
-        first, lanes = self.ring.attend_first, self.ring.blocks.lanes
+        first = self.ring.attend_first
+        lanes = self.ring.blocks.lanes
         chunk = min(self.ring.chunk(self.S, self.ring.k_chunk), -(-first // lanes) * lanes)
         stored = -(-first // chunk) * chunk if lanes > 1 else first
         return cut_axis(stored, 1, chunk, stored - first)

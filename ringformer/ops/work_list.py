@@ -114,7 +114,8 @@ def _pairs(
     """Cut visible (query part, key part, offset) into `(unmasked, masked)` pairs of chunks."""
     rows = [np.zeros((4, 0), np.int64)]
     for q_part, k_part, part_offset in visible:
-        i, j = np.flatnonzero(q.part == q_part)[:, None], np.flatnonzero(k.part == k_part)
+        i = np.flatnonzero(q.part == q_part)[:, None]
+        j = np.flatnonzero(k.part == k_part)
         offset = part_offset + (q.start - q.origin).astype(np.int64)[i] - (k.first + k.start - k.origin)[j]
         offset = np.minimum(offset, FULL)
         sees_any = q.size - 1 + offset >= k.fresh[j]
@@ -136,7 +137,8 @@ def make_work_list(
     if earlier is None or not causal:
         unmasked, masked = (PairList(x, len(x.q)) for x in visible_pairs(layout, "own", causal, q, k))
     else:
-        before, after = visible_pairs(layout, "earlier", True, q, k), visible_pairs(layout, "later", True, q, k)
+        before = visible_pairs(layout, "earlier", True, q, k)
+        after = visible_pairs(layout, "later", True, q, k)
         unmasked, masked = (_select(earlier, a, b) for a, b in zip(before, after, strict=True))
     return WorkList(q, k, unmasked, masked)
 
@@ -146,7 +148,8 @@ def make_gathered_work_list(
 ) -> WorkList:
     """Make the chunk pairs of a rank's queries and the keys of all other ranks, gathered in the order of the ranks; `k`
     are the chunks of one shard."""
-    n, S = len(k.start), k.length
+    n = len(k.start)
+    S = k.length
     shards, place = np.divmod(np.arange(ranks * n), n)
     gathered = k._replace(
         start=k.start[place] + (shards * S).astype(np.int32),
@@ -201,7 +204,8 @@ def make_first_keys_work_list(q: AxisChunks, k: AxisChunks, starts: list[Int32[A
     Args:
       starts: the position in the sequence of each part of the shard.
     """
-    i, j = np.repeat(np.arange(len(q.start)), len(k.start)), np.tile(np.arange(len(k.start)), len(q.start))
+    i = np.repeat(np.arange(len(q.start)), len(k.start))
+    j = np.tile(np.arange(len(k.start)), len(q.start))
     begin = sum(jnp.where(q.part[i] == part, start, 0) for part, start in enumerate(starts))
     offset = begin + (q.start - q.origin)[i] - k.start[j] - window
     nothing = ChunkPairs(*np.zeros((3, 0), np.int32))

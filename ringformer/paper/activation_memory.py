@@ -18,7 +18,9 @@ from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.own_attention import ATTENTION
 from ringformer.paper.attempts import NUMBER, check_fields, entries, stamp, write_results
 
-TARGET, DEVICES, LAYERS = "v5e-8", 8, 2
+TARGET = "v5e-8"
+DEVICES = 8
+LAYERS = 2
 LENGTHS = {"vanilla": (512, 1024, 2048)} | dict.fromkeys(ATTENTION[1:], (8192, 16384))
 """Tokens per device to compile for; the table shows the first length of the linear kinds and the last of vanilla."""
 
@@ -52,7 +54,8 @@ def grows_by(kind: str, temporaries: list[int]) -> float:
 
 def fill(path: Path, log: Callable[[str], None]) -> None:
     """Compile the kinds of attention that the file `path` lacks; the file is written after each kind."""
-    kinds, target = read(path), find_target(TARGET)
+    kinds = read(path)
+    target = find_target(TARGET)
     for kind in (kind for kind in ATTENTION if kind not in kinds):
         model = LlamaConfig(**preset("llama_7b") | {"num_layers": LAYERS, "attention": kind})
         temporaries: dict[str, list[int]] = {EVALUATION: [], TRAIN_STEP: []}

@@ -111,7 +111,8 @@ class Cell(NamedTuple):
 
     def workload(self, seq_len: int) -> Workload:
         """Return the workload of a sequence length, with the fastest memory settings."""
-        n, m = self.row.devices, self.sequences
+        n = self.row.devices
+        m = self.sequences
         options = self.regime._asdict() | dict(fetch_ahead=not self.regime.offload, kernel=self.kernel)
         model = LlamaConfig(**preset(self.row.model) | options | {"attention": self.attention})
         mesh_dim, batch_size = (f"1,{m},1,{n // m}", m) if self.attention == "ring" else (f"1,{n},1,1", n)

@@ -93,7 +93,8 @@ def _tables(args: argparse.Namespace) -> None:
         return
     if changed := max_context.renew_counted(files.contexts):
         log(f"{changed} attempts have new seconds by the current closed form")
-    searches, runs = {files.contexts: searched, files.trajectories: agents}, read_runs(files.mfu)
+    searches = {files.contexts: searched, files.trajectories: agents}
+    runs = read_runs(files.mfu)
     made = [(cell.target, a) for path, wanted in searches.items() for cell in wanted for a in read(path)[cell.name]]
     made += [(cell.target, a) for cell in compared for a in runs.get(cell.name, {}).values()]
     for line in other_compilers(made):

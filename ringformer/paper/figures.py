@@ -43,7 +43,8 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
                 continue
             # If two regimes reach the same context, one is a ring around the other's dot, and only the last is
             # labelled.
-            before, after = row.ours[:i].count(length), row.ours[i + 1 :].count(length)
+            before = row.ours[:i].count(length)
+            after = row.ours[i + 1 :].count(length)
             axes.plot(length, y, "o", markersize=11 - 4 * before, color=color, zorder=3)
             if not after:
                 label(axes, f"{length / row.paper:g}×", (length, y), (8, 0), color=color, fontweight="bold")
@@ -116,7 +117,8 @@ def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple
             covers = [row[f"{name}_cover_over_link"] for row in mine]
             axes.plot(lengths, [x / smallest[target, name] for x in lengths], color=color, alpha=0.35)
             axes.plot([row["local"] for row in mine], covers, "o", color=color, markersize=6)
-            name_of_chip, end = target.split(":")[0], (lengths[-1], covers[-1])
+            name_of_chip = target.split(":")[0]
+            end = (lengths[-1], covers[-1])
             label(axes, name_of_chip, end, (9, 0), fontsize=10, color=color, fontweight="bold")
         axes.text(lengths[0] * 0.85, 4.9, "hop hidden", fontsize=9, color=FAINT, va="top")
         axes.text(lengths[-1] * 1.3, 0.28, "hop exposed", fontsize=9, color="#a33a2a", ha="right", va="bottom")

@@ -34,7 +34,8 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
     """
     wanted = compilable(wanted, log)
     for _ in count() if passes is None else range(passes):
-        results, learned = read(path), False
+        results = read(path)
+        learned = False
         pending = [(c, n) for c in wanted if (n := _next_length(c, results))]
         pending.sort(key=lambda item: len(results[item[0].name]))  # cells with the fewest attempts first
         for i, (cell, seq_len) in enumerate(pending, 1):
@@ -138,7 +139,8 @@ def _unjudged(attempts: list[dict], generate_code: bool) -> dict | None:
 
 def renew_counted(path: Path) -> int:
     """Update the seconds of every attempt that uses the closed form; return the number of attempts that changed."""
-    results, changed = read(path), 0
+    results = read(path)
+    changed = 0
     for cell in (cell for cell in cells() if cell.name in results):
         for a in results[cell.name]:
             if (a.get("seconds_source") or "").startswith(CLOSED_FORM):

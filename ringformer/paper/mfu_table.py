@@ -79,7 +79,8 @@ def _attention(attempt: dict) -> float:
 
 
 def _row(cell: Cell, runs: dict[str, dict]) -> str:
-    c, columns = cell.configuration, []
+    c = cell.configuration
+    columns = []
     for causal in (False, True):
         three = shares(cell, runs, causal=causal)
         for share, run in zip(three, (BLOCKWISE, BLOCKWISE, RING), strict=True):
@@ -93,7 +94,8 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
 
 def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
     """Return the table row of one of a cell's runs, without the compiler."""
-    hbm, seconds = find_target(cell.target).chip.hbm_bytes, a["step_seconds_model"]
+    hbm = find_target(cell.target).chip.hbm_bytes
+    seconds = a["step_seconds_model"]
     time = "- | - | -"
     if seconds:
         exposed = a["seconds_by_purpose"]["exposed communication"] / seconds

@@ -35,7 +35,8 @@ def draw_ring(plt, n: int = 4) -> Any:
     left.set(xlim=(-1.45, 1.45), ylim=(-1.35, 1.35), aspect="equal")
     left.axis("off")
     for rank, step in product(range(n), range(n)):
-        owner, after = (rank - step) % n, (rank + 1) % n
+        owner = (rank - step) % n
+        after = (rank + 1) % n
         color = RANK_COLORS[owner]
         block = f"k{owner} v{owner}"
         _box(right, (step + 0.45, rank + 0.45), (0.7, 0.66), block, color, color, fontsize=10, color="white")
@@ -73,12 +74,14 @@ def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
         strip.axis("off")
         for rank, step in product(range(n), range(n)):
             seen = tokens[rank][:, None] >= tokens[(rank - step) % n]
-            x, y = step * 1.12, rank * 1.12
+            x = step * 1.12
+            y = rank * 1.12
             masks.add_patch(plt.Rectangle((x, y), 1, 1, facecolor="#f3f5f7", edgecolor=RULE, linewidth=0.8))
             hidden = 1 - seen.mean(axis=0)  # a key is seen by the last queries, by all, or by none
             edges = x + np.arange(local + 1) / local
             masks.stairs(y + hidden, edges, baseline=y + 1, fill=True, color=RANK_COLORS[rank])
-        side, middles = n * 1.12, [1.12 * i + 0.5 for i in range(n)]
+        side = n * 1.12
+        middles = [1.12 * i + 0.5 for i in range(n)]
         masks.set(xlim=(-0.02, side), ylim=(side, -0.02), aspect="equal")
         masks.set_xticks(middles, [f"step {i}" for i in range(n)], fontsize=8)
         masks.set_yticks(middles, [f"rank {i}" for i in range(n)], fontsize=8)

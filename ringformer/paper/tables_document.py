@@ -45,7 +45,8 @@ class Results(NamedTuple):
 
 def write_tables(results: Results, folder: Path) -> list[str]:
     """Write `folder`/tables.md and its figures to `folder`/figures; return the names of the files."""
-    attempts, runs = read(results.contexts), read_runs(results.mfu)
+    attempts = read(results.contexts)
+    runs = read_runs(results.mfu)
     agents = read(results.trajectories)
     text = page(attempts, runs, activation_memory.read(results.activations), agents)
     names = [f"figures/{name}.svg" for name in ("longest_contexts", "training_cost", "training_mfu")]
@@ -120,7 +121,8 @@ def _length(tokens: int, paper: int | None = None) -> str:
 
 def _fits_text(attempts: list[dict], paper: int) -> str:
     """Format a cell: the longest context that fits and the seconds of its step, marked if it takes more than a day."""
-    text, best = _longest_text(attempts, paper), longest(attempts)
+    text = _longest_text(attempts, paper)
+    best = longest(attempts)
     if best is None:
         return text
     seconds = best["step_seconds_model"]
@@ -151,7 +153,8 @@ def _ring_row(row: Row, sequences: int, attempts: max_context.Results) -> str:
 
 def _kernel_row(cell: Cell, attempts: max_context.Results) -> str:
     """Return the longest contexts with XLA's blocks and with a kernel, that fit and whose step takes an hour."""
-    row, regime = cell.row, "bf16 + offload" if cell.regime.offload else "bf16"
+    row = cell.row
+    regime = "bf16 + offload" if cell.regime.offload else "bf16"
     kernel = cell.workload(cell.paper).model.kernel
     pair = [(c, attempts[c.name]) for c in (cell.with_xla, cell)]
     columns = [f"{_fits_text(tried, cell.paper)} | {_within_text(c, tried)}" for c, tried in pair]

@@ -38,7 +38,9 @@ PAPER_MFU = (0.30, 0.35)
 """Approximate range of all MFU numbers in the paper, for baseline and ring. It is approximate because the table is an
 image in our copy."""
 
-RING, BLOCKWISE, SHORTER = "ring", "blockwise", "blockwise, half the context"
+RING = "ring"
+BLOCKWISE = "blockwise"
+SHORTER = "blockwise, half the context"
 RUNS = (RING, BLOCKWISE, SHORTER)
 """Runs of a cell: the ring and two baselines. The second baseline has twice as many sequences, of half the length."""
 
@@ -99,7 +101,8 @@ class Cell(NamedTuple):
 
     def workload(self, run: str) -> Workload:
         """Return the workload of a run, with the fastest memory settings; all three runs have the same chunks."""
-        c, target = self.configuration, find_target(self.target)
+        c = self.configuration
+        target = find_target(self.target)
         ranks = target.num_devices // c.tp
         sp = c.ring // c.blockwise if run == RING else 1
         seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]

@@ -51,7 +51,8 @@ def compiler_options(mesh: Mesh, training: bool = False) -> dict[str, str]:
         those for inference.
     """
     device = mesh.devices.flat[0]
-    options, chip = COMPILER_OPTIONS.get(device.platform, {}), chip_of(device.device_kind)
+    options = COMPILER_OPTIONS.get(device.platform, {})
+    chip = chip_of(device.device_kind)
     if not training:
         options = options | _NO_REMATERIALIZATION.get(device.platform, {})
     if chip is None or (cores := chip.tensor_cores) is None:

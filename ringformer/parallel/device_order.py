@@ -36,7 +36,8 @@ def order_devices(devices: list, shape: tuple[int, int, int, int], ulysses: int 
         # One node after the other; tp innermost, then sp.
         ordered = sorted(devices, key=lambda x: (x.process_index, x.id))
         return np.array(ordered, object).reshape(dp, fsdp, sp, tp).swapaxes(2, 3)
-    boxes, ranks = cut_into_boxes(grid.shape, sp, tp, ulysses), sp // ulysses
+    boxes = cut_into_boxes(grid.shape, sp, tp, ulysses)
+    ranks = sp // ulysses
     places = tuple(np.array(grid.shape) // boxes.rank)  # grid of the ranks
     if boxes.ring is None:
         warnings.warn(
@@ -73,7 +74,8 @@ class Boxes(NamedTuple):
 def cut_into_boxes(grid: tuple[int, ...], sp: int, tp: int, ulysses: int) -> Boxes:
     """Choose boxes in which rings join neighbours, with short hops, compact ranks, and the ranks of a tp group close
     together."""
-    one, candidates = (1,) * len(grid), []
+    one = (1,) * len(grid)
+    candidates = []
     ranks = _tiles(grid, ulysses)
     for rank in ranks:
         rest = _divided(grid, rank)
@@ -117,7 +119,8 @@ def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
     # Rows are one dimension of even size; columns are a snake through the others. The path alternates along the rows
     # through all columns except the first, which leads back to the start.
     first = next(i for i, n in enumerate(box) if n % 2 == 0)
-    rows, columns = box[first], _snake(box[:first] + box[first + 1 :])
+    rows = box[first]
+    columns = _snake(box[:first] + box[first + 1 :])
     walk = [(r, c) for r in range(rows) for c in columns[1:][:: -1 if r % 2 else 1]]
     walk += [(r, columns[0]) for r in reversed(range(rows))]
     return [(*column[:first], r, *column[first:]) for r, column in walk]
@@ -149,7 +152,8 @@ def _grid(devices: list) -> np.ndarray | None:
     if not all(hasattr(x, "coords") and hasattr(x, "core_on_chip") for x in devices):
         return None
     places = np.array([place(x) for x in devices])
-    low, extent = places.min(axis=0), np.ptp(places, axis=0) + 1
+    low = places.min(axis=0)
+    extent = np.ptp(places, axis=0) + 1
     if not math.prod(extent) == len(devices) == len(np.unique(places, axis=0)):
         return None
     grid = np.empty(tuple(extent), object)

@@ -8,7 +8,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
 
-GATHER, SCATTER = "gather_weight", "scatter_gradient"
+GATHER = "gather_weight"
+SCATTER = "scatter_gradient"
 """Name scopes of the two collectives, which distinguish them in a compiled program."""
 
 

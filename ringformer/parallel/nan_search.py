@@ -104,7 +104,8 @@ class Finding(NamedTuple):
         return tuple(next(turns, 0) if index < 0 else index for index in self.operation.path)
 
     def __str__(self):
-        op, turns = self.operation, []
+        op = self.operation
+        turns = []
         for loop, turn in zip(op.loops, self.turns, strict=False):
             if loop.length != 1:
                 index = loop.length - 1 - turn if loop.reverse and loop.length else turn
@@ -125,7 +126,8 @@ def find_bad_operations(
     Args:
       options: more options of `jax.jit`.
     """
-    watch, axes = _Watch(), mesh.axis_names
+    watch = _Watch()
+    axes = mesh.axis_names
 
     def watched(*arguments):
         program = jax.make_jaxpr(function)(*arguments)
@@ -136,7 +138,8 @@ def find_bad_operations(
 
     program = jax.jit(jax.shard_map(watched, mesh=mesh, in_specs=in_specs, out_specs=P()), **options)
     firsts = np.asarray(jax.device_get(program(*arguments)))
-    operations, first = list(watch.operations.values()), []
+    operations = list(watch.operations.values())
+    first = []
     for kind, rows in zip(KINDS, firsts.swapaxes(0, 1).tolist(), strict=True):
         seen = []
         for device, (number, *turns) in enumerate(rows):
@@ -179,7 +182,8 @@ class _Watch:
         return firsts, read(jaxpr.outvars)
 
     def _operate(self, at: Position, eqn: JaxprEqn, firsts, values):
-        name, p = eqn.primitive.name, eqn.params
+        name = eqn.primitive.name
+        p = eqn.params
         if name == "scan":
             return self._scan(at, eqn, firsts, values)
         if name == "while":
@@ -205,7 +209,8 @@ class _Watch:
             consts, carry, xs = (list(part) for part in p["ft_in"].update(values).unpack())
         else:
             consts, carry, xs = _split(values, p["num_consts"], p["num_carry"])
-        loop, carried_over = Loop(_place(eqn), p["length"], p["reverse"]), len(carry)
+        loop = Loop(_place(eqn), p["length"], p["reverse"])
+        carried_over = len(carry)
 
         def turn(carried, x):
             firsts, number, carry = carried

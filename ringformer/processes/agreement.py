@@ -30,7 +30,8 @@ def from_process_0(value: Any) -> Any:
 
 
 def _exchange(value: Any, senders: Iterable[int]) -> list[Any]:
-    client, key = ocp.multihost.get_jax_distributed_client(), f"ringformer/agreement/{next(_numbers)}/"
+    client = ocp.multihost.get_jax_distributed_client()
+    key = f"ringformer/agreement/{next(_numbers)}/"
     if jax.process_index() in senders:
         client.key_value_set(f"{key}{jax.process_index()}", json.dumps(value))
     milliseconds = int(1000 * WAIT_SECONDS)

@@ -73,8 +73,11 @@ class Peers:
         judged: Callable[[Verdict], None],
         signalled: Callable[[int], None],
     ):
-        self._client, self._index, self._watchdog = client, index, watchdog
-        self._judged, self._signalled = judged, signalled
+        self._client = client
+        self._index = index
+        self._watchdog = watchdog
+        self._judged = judged
+        self._signalled = signalled
         self._place = f"{socket.gethostname()}, pid {os.getpid()}"
         self._attempt = 0
         self._seen: dict[int, tuple[_Alive, float]] = {}
@@ -131,7 +134,8 @@ class Peers:
     def _judge(self) -> Verdict | None:
         for index, (why, code) in sorted(self._get("left/").items()):
             return Verdict(f"process {index} ended: {why}", code, by_itself=True)
-        now, states = self._watchdog.clock, {int(i): _Alive(*state) for i, state in self._get("alive/").items()}
+        now = self._watchdog.clock
+        states = {int(i): _Alive(*state) for i, state in self._get("alive/").items()}
         # A broken collective shows that a process is gone: its last message may predate the step that it died in.
         broken = any(state.broken for state in states.values())
         for i, state in sorted(states.items()):
@@ -166,7 +170,8 @@ def lost(process: str, silence: float, since: str = "") -> Verdict:
 
 def _stalled(states: dict[int, _Alive]) -> str:
     """Name the processes that hold up the others, which are those with the fewest activities begun."""
-    least, most = min(state.number for state in states.values()), max(state.number for state in states.values())
+    least = min(state.number for state in states.values())
+    most = max(state.number for state in states.values())
     behind = [f"process {i} ({s.place}) in {s.what}" for i, s in sorted(states.items()) if s.number == least]
     if least == most:
         return f"all {len(states)} processes stalled in {states[0].what}: none is behind the others"

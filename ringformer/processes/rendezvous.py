@@ -117,7 +117,9 @@ def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[in
             f"process 0 cannot listen at port {port}: {error.strerror}; is another run still using it?"
         ) from None
     peers: list[socket.socket] = []
-    came, refusal, missing = {0: _here()}, "", ""
+    came = {0: _here()}
+    refusal = ""
+    missing = ""
     end = time.monotonic() + seconds
     with closing(server):
         while len(peers) < member.count - 1 and (left := end - time.monotonic()) > 0:
@@ -174,7 +176,8 @@ def _refusal(member: Membership, newcomer: _Newcomer, came: Mapping[int, str]) -
 
 def _come(member: Membership, seconds: float) -> None:
     host, _, port = member.address.rpartition(":")
-    end, why = time.monotonic() + seconds, "it does not listen"
+    end = time.monotonic() + seconds
+    why = "it does not listen"
     while (left := end - time.monotonic()) > 0:
         try:
             # Once this process is connected, process 0 enforces the time limit.
@@ -252,7 +255,8 @@ def _missing(member: Membership, seconds: float, places: Mapping[int, str], came
 
 def known_places(environment: Mapping[str, str] = os.environ) -> dict[int, str]:
     """Return the host that each process should be on, in a TPU pod or a SLURM job; an empty dict elsewhere."""
-    nodes, tasks = environment.get("SLURM_STEP_NODELIST"), environment.get("SLURM_STEP_TASKS_PER_NODE")
+    nodes = environment.get("SLURM_STEP_NODELIST")
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE")
     if nodes and tasks:
         return slurm_places(nodes, tasks)
     from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster, GkeTpuCluster

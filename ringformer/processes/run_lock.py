@@ -44,8 +44,10 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path):
-        self._run_dir, self._folder = run_dir, run_dir / "lock"
-        self._number, self._path = 0, self._folder
+        self._run_dir = run_dir
+        self._folder = run_dir / "lock"
+        self._number = 0
+        self._path = self._folder
         self._holder: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -97,7 +99,8 @@ class RunLock:
             last = max(self._numbers(), default=0)
             if last and not self._is_over(last):
                 continue  # another process took the lock meanwhile
-            self._number, self._path = last + 1, self._folder / f"{last + 1}.json"
+            self._number = last + 1
+            self._path = self._folder / f"{last + 1}.json"
             try:
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             except OSError as error:
@@ -119,7 +122,9 @@ class RunLock:
         Raises ValueError if the holder is alive.
         """
         path = self._folder / f"{number}.json"
-        first, since, announced = None, time.monotonic(), False
+        first = None
+        since = time.monotonic()
+        announced = False
         while max(self._numbers(), default=0) == number:
             text, holder = _read(path)
             if holder.get("released"):

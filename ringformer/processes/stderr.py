@@ -22,7 +22,9 @@ class LastingStream:
     metrics.jsonl still has the numbers."""
 
     def __init__(self, stream: Any, prefix: str = ""):
-        self._stream, self._prefix, self._begun = stream, prefix, False
+        self._stream = stream
+        self._prefix = prefix
+        self._begun = False
 
     def __getattr__(self, name: str):
         return getattr(self._stream, name)

@@ -67,7 +67,9 @@ class Supervisor(Stopping):
         """True if this process reports for all."""
         self._peers: Peers | None = None
         self._log = Path("logs", "process-0.txt")
-        self._session, self._asks, self._phase = 0, 0, "between"
+        self._session = 0
+        self._asks = 0
+        self._phase = "between"
         self._stop_at: int | None = None
         self._verdict: Verdict | None = None
         self._leaving = False
@@ -80,7 +82,8 @@ class Supervisor(Stopping):
 
         Raises ProcessesMissing, ValueError or OSError, as `meet` does.
         """
-        self._member, self.first = member, member.index == 0
+        self._member = member
+        self.first = member.index == 0
         meet(member, seconds, known_places)
         self._log = folder / "logs" / f"process-{member.index}.txt"
         divert_native_stderr(self._log, f"[{member.index}] " if member.index else "")
@@ -100,7 +103,9 @@ class Supervisor(Stopping):
             decided = self._peers is None or self._stop_at is not None
             if self.signal is not None and decided:
                 raise Terminated(_nothing_lost(self.signal), self.signal)
-            self._session, self._asks, self._phase = self._session + 1, 0, "starting"
+            self._session = self._session + 1
+            self._asks = 0
+            self._phase = "starting"
         return self
 
     def __exit__(self, *_):
@@ -124,7 +129,8 @@ class Supervisor(Stopping):
         line += [f"{begun} begins"] if phase is Phase.COMPILATION else []
         if line and self.first:
             print("; ".join(line), file=sys.stderr, flush=True)
-        self._timed, self._since = phase in _TIMED, time.monotonic()
+        self._timed = phase in _TIMED
+        self._since = time.monotonic()
         self.watchdog.begin(begun, limit)
 
     def failed(self, error: Exception) -> None:
@@ -244,11 +250,14 @@ class Supervisor(Stopping):
             file.seek(self._log_begin)
             service_lost = _SERVICE_LOST in file.read()
         if self._verdict is not None:
-            why, code = self._verdict.why, self._verdict.code
+            why = self._verdict.why
+            code = self._verdict.code
         elif service_lost:
-            why, code = f"process 0 at {self._member.address} is lost: it died or ended", LOST
+            why = f"process 0 at {self._member.address} is lost: it died or ended"
+            code = LOST
         else:
-            why, code = "aborted in C++", 128 + signal.SIGABRT
+            why = "aborted in C++"
+            code = 128 + signal.SIGABRT
         self._say(f"{why}; the output of C++ is in {self._log}")
         return code
 
@@ -263,7 +272,8 @@ class Supervisor(Stopping):
         os._exit(code)
 
     def _say(self, why: str) -> None:
-        index, count = self._member.index, self._member.count
+        index = self._member.index
+        count = self._member.count
         who = f"process {index} of {count}: " if count > 1 else ""
         line_end = "\n" if sys.stderr.isatty() else ""  # ends the progress bar
         sys.stderr.write(f"{line_end}ringformer train: {who}{visible(why)}\n")

@@ -46,7 +46,8 @@ class Watchdog:
 
     def begin(self, what: str, limit: str) -> None:
         """Record the activity that begins, and the name of its limit."""
-        self.doing, self.seconds = Doing(self.doing.number + 1, what, limit), 0.0
+        self.doing = Doing(self.doing.number + 1, what, limit)
+        self.seconds = 0.0
 
     def alive(self) -> None:
         """Restart the clock of the current activity: it has made progress."""
@@ -58,10 +59,12 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self):
-        last, reported = time.monotonic(), -1
+        last = time.monotonic()
+        reported = -1
         while not self._closing.wait(INTERVAL):
             now = time.monotonic()
-            ran, last = min(now - last, 2 * INTERVAL), now
+            ran = min(now - last, 2 * INTERVAL)
+            last = now
             self.clock += ran
             self.seconds += ran
             doing = self.doing

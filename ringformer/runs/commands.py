@@ -58,7 +58,8 @@ def _list(args: argparse.Namespace) -> None:
     from ringformer.runs.metrics import evaluation_losses
 
     run_dir = Path(args.path)
-    steps, losses = _steps(run_dir), evaluation_losses(run_dir)
+    steps = _steps(run_dir)
+    losses = evaluation_losses(run_dir)
     print(f"{'step':>10} {'saved':>20} {'size':>10} {'held-out loss':>14}  hashes")
     for step in steps:
         folder = tree_folder(run_dir, step)
@@ -103,7 +104,8 @@ def _verify(args: argparse.Namespace) -> int:
     from ringformer.checkpoints.verify import UNVERIFIED, checkpoint_faults, tree_folder
     from ringformer.files.manifest import DamagedFiles, check_named, read_manifest
 
-    run_dir, whole = Path(args.path), True
+    run_dir = Path(args.path)
+    whole = True
     for step in _steps(run_dir, args.step):
         faults = checkpoint_faults(run_dir, step)
         if faults == []:
@@ -133,7 +135,8 @@ def _copy(args: argparse.Namespace) -> int:
             f"{args.target!r}"
         )
     url, folder = (args.source, args.target) if back else (args.target, args.source)
-    url, whole = url.rstrip("/"), True
+    url = url.rstrip("/")
+    whole = True
     parts = parts_of(ObjectStore(url) if back else Path(folder))
     if not parts:
         hint = ", or it does not exist or may not be listed" if back else ""
@@ -141,7 +144,8 @@ def _copy(args: argparse.Namespace) -> int:
             f"{args.source} has no checkpoints{hint}: name the folder of a run, or the URL that one was copied to"
         )
     for part in parts:
-        store, run_dir = ObjectStore(f"{url}/{part}"), Path(folder, part)
+        store = ObjectStore(f"{url}/{part}")
+        run_dir = Path(folder, part)
         for line, fault in receive(store, run_dir) if back else send(run_dir, store):
             whole &= not fault
             print(line, flush=True)

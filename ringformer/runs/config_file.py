@@ -50,7 +50,8 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
     if it returns no config, or if an override sets an unknown key or a key that every stage sets itself, or has no
     value.
     """
-    config, values = _run_file(Path(path)), flags.FlagValues()
+    config = _run_file(Path(path))
+    values = flags.FlagValues()
     alone = []
     for word, following in pairwise([*overrides, "--"]):
         if word.startswith("--config.") and "=" not in word and following.startswith("--"):
@@ -158,7 +159,8 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
 def starting_model(config: ConfigDict, *, inherit: bool, before: ModelConfig | None = None) -> ModelConfig | None:
     """Return the model that a run goes on with: its own if it is resumed, else that of the previous stage or of
     init_from; None if it begins with fresh parameters. For the arguments and errors see `parse`."""
-    run_dir, init_from = Path(config.run_dir), config.init_from
+    run_dir = Path(config.run_dir)
+    init_from = config.init_from
     if config.run_dir and (run_dir / METRICS).is_file() and (run_dir / CONFIG).is_file():
         return model_of(run_dir)
     if before is not None:
@@ -177,7 +179,8 @@ def _model(config: ConfigDict, start: Any, before: ModelConfig | None) -> ModelC
     Raises ValueError for a key that the model's family does not have, and for a preset that is not that of
     `base_config`.
     """
-    preset, keys = config.preset, config.model
+    preset = config.preset
+    keys = config.model
     family = family_of(preset)
     values = {path: value for path, value in flatten_dict(keys.to_dict()).items() if value is not None}
     if start is not None and (config.init_from or before is not None):

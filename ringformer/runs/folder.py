@@ -57,8 +57,11 @@ class RunFolder:
         identity = {**identity, "init_from": origin(config.init_from)}
         if latest_step(path) != checked.step:
             checked = check_run(path, identity, config.steps, allow)
-        self.path, self.changes = path, checked.changes
-        self._config, self._tokenizer, self._identity = config, tokenizer, identity
+        self.path = path
+        self.changes = checked.changes
+        self._config = config
+        self._tokenizer = tokenizer
+        self._identity = identity
         self._about_texts = {BEGINS: begins}
         self.check = lock.check
         """Function that raises OSError if this process has lost the lock."""
@@ -123,7 +126,8 @@ class RunFolder:
 
         Raises ValueError on all processes if the checkpoints cannot be copied to their destination.
         """
-        copies, refusal = None, ""
+        copies = None
+        refusal = ""
         if jax.process_index() == 0:
             try:
                 copies = Copies(self.path, self._config.copy_to)

@@ -86,7 +86,8 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
             key = part + field.name
             if key not in RESOLVED | IN_STORE | HARMLESS | {"model", *PARTS}:
                 identity[key] = getattr(values, field.name)
-    optimizer, cosine = config.optimizer, config.optimizer.schedule == "cosine"
+    optimizer = config.optimizer
+    cosine = config.optimizer.schedule == "cosine"
     identity |= {  # with a constant rate, a run with more steps is the same run, only longer
         "steps": config.steps if cosine else None,
         "optimizer.final_fraction": optimizer.final_fraction if cosine else None,

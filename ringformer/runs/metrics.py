@@ -168,7 +168,8 @@ class WeightsAndBiases:
         except ImportError:
             raise ValueError(f"wandb={project!r} needs the wandb package: pip install wandb") from None
         run_dir = Path(run_dir)
-        settings, kept = json.loads((run_dir / CONFIG).read_text()), run_dir / "wandb_id"
+        settings = json.loads((run_dir / CONFIG).read_text())
+        kept = run_dir / "wandb_id"
         if not kept.is_file():
             write_whole(kept, uuid.uuid4().hex)
         self._run = wandb.init(

@@ -40,7 +40,9 @@ class RunChanged(ValueError):
         if any(key in FIXED for key in keys):
             advice = "or undo the change"
         super().__init__(f"{run_dir} holds a different run: {changes}. Choose another run_dir, {advice}")
-        self.run_dir, self.changes, self.keys = run_dir, changes, list(keys)
+        self.run_dir = run_dir
+        self.changes = changes
+        self.keys = list(keys)
 
 
 class Checked(NamedTuple):

@@ -16,7 +16,8 @@ HELD_SECONDS = 1.0
 """Seconds of handing a step over from which on the host was held by it."""
 
 
-SHORTEST, LONGEST = 0.0005, 0.02
+SHORTEST = 0.0005
+LONGEST = 0.02
 """Seconds between two looks at a step that is being computed: a hundredth of the time so far, within these bounds."""
 
 

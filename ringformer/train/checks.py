@@ -131,7 +131,8 @@ def check_host_pool(model: ModelConfig, tokens: int) -> None:
     if not hasattr(model, "offloaded_bytes"):
         return
     offloaded = model.offloaded_bytes(tokens)
-    needed, pool = host_pool_needed(offloaded), host_pool(os.environ)
+    needed = host_pool_needed(offloaded)
+    pool = host_pool(os.environ)
     if needed > pool:
         raise ValueError(
             f"model.offload keeps {offloaded / GiB:.1f} GiB of each GPU in host memory, for which XLA has a pool of "

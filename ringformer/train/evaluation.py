@@ -44,7 +44,8 @@ def evaluate(
 
     Raises FloatingPointError for a loss that is not finite.
     """
-    sums, pending = [], None
+    sums = []
+    pending = None
     for i in range(count_batches(eval_batches, data)):
         if stop():
             return None
@@ -70,8 +71,14 @@ class Evaluation:
         saving: Saving,
         stopping: Stopping,
     ):
-        self._run, self._frozen, self._data, self._start = run, frozen, data, folder.start or 0
-        self._folder, self._reports, self._saving, self._stopping = folder, reports, saving, stopping
+        self._run = run
+        self._frozen = frozen
+        self._data = data
+        self._start = folder.start or 0
+        self._folder = folder
+        self._reports = reports
+        self._saving = saving
+        self._stopping = stopping
 
     def run_if_due(self, state: TrainState, step: int) -> None:
         """Evaluate and report the state of `step` if it is step 0, the last step, or a multiple of `eval_every`.
@@ -80,7 +87,9 @@ class Evaluation:
 
         Raises FloatingPointError for a state that is not finite.
         """
-        config, program, first = self._run.config, self._run.program, step == self._start
+        config = self._run.config
+        program = self._run.program
+        first = step == self._start
         due = step in (0, config.steps) or (config.eval_every > 0 and step % config.eval_every == 0)
         if not due or (first and self._reports.evaluated(step)):
             return

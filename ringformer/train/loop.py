@@ -48,7 +48,8 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
 
 
 def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
-    config, program = run.config, run.program
+    config = run.config
+    program = run.program
     checkpoints, state = folder.resume(program.state, program.shardings)
     start = folder.start or 0
     if state is None:

@@ -15,7 +15,8 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     The first of `warmup` updates has the rate peak / warmup, and the last one the peak: none has a rate of 0, which
     would compute a step and train nothing.
     """
-    peak, warmup = config.learning_rate, config.warmup(steps)
+    peak = config.learning_rate
+    warmup = config.warmup(steps)
     after = (
         optax.constant_schedule(peak)
         if config.schedule == "constant"

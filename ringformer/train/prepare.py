@@ -66,7 +66,8 @@ class Run(NamedTuple):
 
     def frozen(self) -> list[dict]:
         """Return the frozen weights of a program with adapters, those of init_from."""
-        lora, mesh = self.program.lora, self.program.mesh
+        lora = self.program.lora
+        mesh = self.program.mesh
         assert lora is not None
         dtypes = [jax.tree.map(lambda x: x.dtype, abstract) for abstract in self.program.frozen]
         return [restore_params(self.config.init_from, lora.frozen, mesh, of_base) for of_base in dtypes]
@@ -97,7 +98,8 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     check_mesh(config.model, mesh)
     check_batch(config.model.layout, of_rank, mesh, config.seq_len, config.batch_size, config.accumulate)
     ranks = mesh.shape["sp"] // of_rank
-    device, rank_tokens = mesh.devices.flat[0], config.seq_len // ranks
+    device = mesh.devices.flat[0]
+    rank_tokens = config.seq_len // ranks
     chip = chip_of(device.device_kind)
     if isinstance(config.model, DecoderConfig) and config.model.ring == "gathered":
         check_gathered_keys(config.model, mesh, config.seq_len, config.batch_size // config.accumulate, chip)

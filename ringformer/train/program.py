@@ -45,7 +45,8 @@ class Program(NamedTuple):
         """Shapes, dtypes and shardings of the frozen weights, an argument of a train step; none without adapters."""
         if self.lora is None:
             return []
-        params, dtype = abstract_params(self.lora.frozen, self.mesh), jnp.dtype(self.lora.config.base_dtype)
+        params = abstract_params(self.lora.frozen, self.mesh)
+        dtype = jnp.dtype(self.lora.config.base_dtype)
         return [jax.tree.map(lambda x: x.update(dtype=dtype), params)]
 
     @staticmethod
@@ -91,5 +92,6 @@ def make_program(
     if adapters:
         weights = adapters.weights
     eval_step = make_eval_step(model, weights, mesh, seq_len=seq_len, accumulate=accumulate)
-    state, batch = abstract_state(shardings, transformation, mesh), NamedSharding(mesh, BATCH)
+    state = abstract_state(shardings, transformation, mesh)
+    batch = NamedSharding(mesh, BATCH)
     return Program(model, mesh, transformation, shardings, step_on, eval_step, state, batch, adapters)

@@ -34,12 +34,17 @@ class StepReports:
     """True if handing over the last step held the host until it had nearly ended: report it before the next one."""
 
     def __init__(self, run: Run, folder: RunFolder):
-        config, mesh = run.config, run.program.mesh
+        config = run.config
+        mesh = run.program.mesh
         start = folder.start or 0
         self._reporter = reporter = Reporter(run.run_dir, start, config)
-        self.say, self.sync, self.close = reporter.say, reporter.sync, reporter.close
-        self.evaluation, self.evaluated = reporter.evaluation, reporter.evaluated
-        self._start, self._keep = start, folder.keep
+        self.say = reporter.say
+        self.sync = reporter.sync
+        self.close = reporter.close
+        self.evaluation = reporter.evaluation
+        self.evaluated = reporter.evaluated
+        self._start = start
+        self._keep = folder.keep
         self._chats = run.train_data.sequences.masked
         self._watch = BatchWatch(chats=self._chats)
         self._rate = schedule(config.optimizer, config.steps)
@@ -94,7 +99,10 @@ class StepReports:
 
     def _announce(self, run: Run, folder: RunFolder) -> None:
         """Describe the run, and warn of suspicious data."""
-        config, mesh, model, start = run.config, run.program.mesh, run.program.model, self._start
+        config = run.config
+        mesh = run.program.mesh
+        model = run.program.model
+        start = self._start
         family = "".join(f"{name}, " for key, name in registered_by(config.model).items() if key == "family")
         shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
         chunks = getattr(model, "q_chunk", None), getattr(model, "k_chunk", None)
@@ -102,7 +110,8 @@ class StepReports:
         rows = config.batch_size // (config.accumulate * shape["dp"] * shape["fsdp"])  # of a device at once
         changed = context_changes(config) if start == 0 and config.init_from else []
         lower = theta_warnings([config]) if changed else []
-        lengths, passes = run.train_data.document_lengths(), run.train_data.passes(config.steps)
+        lengths = run.train_data.document_lengths()
+        passes = run.train_data.passes(config.steps)
         windowed = getattr(model, "window", 0) > 0  # not counted
         balance = None if windowed else run.train_data.describe_balance(chunks, rows, gathered)
         lines = [
@@ -137,7 +146,8 @@ class StepReports:
         return lines
 
     def _report(self, step, metrics, moment):
-        seconds, self._last = moment - self._last, moment
+        seconds = moment - self._last
+        self._last = moment
         values = {
             "loss": metrics["loss"],
             "grad_norm": metrics["grad_norm"],

@@ -27,12 +27,15 @@ class SaveClock:
 
     def __init__(self, minutes: float, step: int):
         self._seconds = 60 * minutes
-        self._started, self._first = time.monotonic(), step
-        self._saved, self._ask_at = self._started, step + 1
+        self._started = time.monotonic()
+        self._first = step
+        self._saved = self._started
+        self._ask_at = step + 1
 
     def saved(self, step: int) -> None:
         """Record that the state of `step` was saved."""
-        self._saved, self._ask_at = time.monotonic(), step + 1
+        self._saved = time.monotonic()
+        self._ask_at = step + 1
 
     def due(self, step: int) -> bool:
         """Return whether it is time to save the state of `step`; all processes call this at every step."""
@@ -61,8 +64,12 @@ class Saving:
         reports: StepReports,
         stopping: Stopping,
     ):
-        self._run, self._folder, self._checkpoints = run, folder, checkpoints
-        self._reports, self._stopping, self._start = reports, stopping, folder.start or 0
+        self._run = run
+        self._folder = folder
+        self._checkpoints = checkpoints
+        self._reports = reports
+        self._stopping = stopping
+        self._start = folder.start or 0
         self._clock = SaveClock(run.config.checkpoint_minutes, self._start)
         self._due = False
         self.saved = self._start

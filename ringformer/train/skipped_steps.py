@@ -39,8 +39,10 @@ class SkippedSteps:
           notes: the result of `notes` when that step was saved; it replaces rows of metrics.jsonl that were lost.
         """
         self.steps: list[int] = []
-        self._factor, self._most = config.optimizer.skip_spikes, config.max_skipped_in_a_row
-        self._data, self._seed = data, config.seed
+        self._factor = config.optimizer.skip_spikes
+        self._most = config.max_skipped_in_a_row
+        self._data = data
+        self._seed = config.seed
         self._norms: dict[int, float] = {}
         for row in history:
             if "skipped" in row:
@@ -92,7 +94,8 @@ class SkippedSteps:
 
     def check(self, step: int) -> None:
         """Raise FloatingPointError if too many steps up to this one were skipped in a row."""
-        skipped, first = set(self.steps), step
+        skipped = set(self.steps)
+        first = step
         while first in skipped:
             first -= 1
         if step - first > self._most:
@@ -130,7 +133,8 @@ def check_operations(run: Run, step: int, arrays: tuple[Any, ...], metrics: dict
     loss, norm = (float(jax.device_get(metrics[name])) for name in ("loss", "grad_norm"))
     if math.isfinite(loss) and math.isfinite(norm):
         return
-    program, mesh = run.program, run.program.mesh
+    program = run.program
+    mesh = run.program.mesh
     weights = program.shardings.params
     rings = run.train_data.rings(step - 1)
     options: dict[str, Any] = {"accumulate": run.config.accumulate, "rings": rings, "lora": program.lora}

@@ -67,7 +67,8 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
         for warning in theta_warnings(configs):
             print(warning, file=sys.stderr)
     anew = _other_beginnings(configs)
-    runs, refused = [], {}
+    runs = []
+    refused = {}
     for number, config in enumerate(configs, 1):
         if only in (None, number):
             try:
@@ -116,7 +117,8 @@ def _other_beginnings(configs: list[Config]) -> dict[int, str]:
         if latest_step(config.run_dir) is None:
             continue
         began = recorded(config.run_dir)["init_from"] or {}
-        step, now = latest_step(before.run_dir) or 0, origin(before.run_dir) or {}
+        step = latest_step(before.run_dir) or 0
+        now = origin(before.run_dir) or {}
         if number - 1 in others:
             others[number] = f"stage {number - 1}, which it began with, has to begin anew"
         elif step < before.steps:
@@ -148,7 +150,8 @@ def record_table(record: list[dict]) -> str:
     """Format the record as a table."""
     lines = [f"{'stage':>5} {'context':>10} {'theta':>9} {'steps':>7} {'tokens':>15} {'held-out loss':>18}  state"]
     for row in record:
-        first, last = row["eval_loss_first"], row["eval_loss_last"]
+        first = row["eval_loss_first"]
+        last = row["eval_loss_last"]
         losses = f"{first:.4f} -> {last:.4f}" if first is not None else "-"
         lines.append(
             f"{row['stage']:>5} {row['seq_len']:>10,} {row.get('rope_theta', nan):>9.3g} {row['steps']:>7,} "

@@ -49,7 +49,8 @@ def make_train_step(
     """
 
     def step(state, batch, *others):
-        frozen, largest_norm = others[: lora is not None], others[lora is not None :]
+        frozen = others[: lora is not None]
+        largest_norm = others[lora is not None :]
         gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate, rings=rings, lora=lora)
         loss, grads, norm, tokens, masked = gradients(state.params, batch, *frozen)
         with jax.named_scope("optimizer"):

@@ -81,7 +81,9 @@ EXTRA = {
     "tool": ("name", "tool_call_id"),
 }
 """Keys of a message besides its text that chat templates read, by its role."""
-OTHER_SHAPE, NO_TEXT, WRONG_TOOLS = "another shape", "a content that is not text", "wrong tools or calls"
+OTHER_SHAPE = "another shape"
+NO_TEXT = "a content that is not text"
+WRONG_TOOLS = "wrong tools or calls"
 """Reasons that reports count."""
 
 
@@ -180,7 +182,8 @@ def _instruction(record: dict[str, Any], shape: Instructions) -> list[Any]:
         if not value and key in (shape.question, answer_key):
             missing = repr(key) if key == shape.question else " or ".join(map(repr, shape.answers))
             raise MalformedRecord(f"no {missing}; it has: {', '.join(record) or 'nothing'}", OTHER_SHAPE)
-    question, answer = values[shape.question], values[answer_key]
+    question = values[shape.question]
+    answer = values[answer_key]
     if isinstance(question, str):
         text = "\n\n".join(filter(None, (question, *(values[key] for key in shape.more))))
         question = [{"role": "user", "content": text}]

@@ -48,8 +48,11 @@ def pack(
     Args:
       lengths: int64 [N], each at most `capacity`.
     """
-    bins, used, price = np.empty(len(lengths), np.int64), 0, PRICE if packed_attention == "document" else 1.0
-    shuffled, blur = rng.permutation(len(lengths)), 1 + JITTER * rng.random(len(lengths))
+    bins = np.empty(len(lengths), np.int64)
+    used = 0
+    price = PRICE if packed_attention == "document" else 1.0
+    shuffled = rng.permutation(len(lengths))
+    blur = 1 + JITTER * rng.random(len(lengths))
     for first in range(0, len(lengths), POOL):
         pool = shuffled[first : first + POOL]
         pool = pool[np.argsort(-lengths[pool] * blur[pool], kind="stable")]
@@ -64,7 +67,9 @@ def _fill(lengths: np.ndarray, capacity: int, balanced: float) -> np.ndarray:
     """Assign the pieces of one pool, longest first, to bins; `balanced`: the share of tokens assigned by work."""
     ends = np.cumsum(lengths)
     dealt = int(np.searchsorted(ends, balanced * ends[-1]))
-    bins, rooms, late = [0] * len(lengths), list[int](), list[int]()
+    bins = [0] * len(lengths)
+    rooms = list[int]()
+    late = list[int]()
     used = -(-int(ends[-1]) // capacity) if dealt else 0
     if dealt:
         # The remaining pieces will fill the room in a bin: their work is predicted as `rate` per token.
@@ -116,7 +121,8 @@ def order_by_batch(
     head = min(-phase % size, len(by_work))
     count, tail = divmod(len(by_work) - head, size)
     broken = slice(count // 2 * size, count // 2 * size + head + tail)
-    partial, batches = rng.permutation(by_work[broken]), np.delete(by_work, broken).reshape(count, size)
+    partial = rng.permutation(by_work[broken])
+    batches = np.delete(by_work, broken).reshape(count, size)
     bins = _even_out(lengths, bins, batches, capacity, packed_attention)
     batches = rng.permuted(batches[rng.permutation(count)], axis=1)
     return bins, np.concatenate([partial[:head], batches.reshape(-1), partial[head:]])
@@ -146,7 +152,8 @@ def _even_out(
     """Trade pieces within the batches [n, size] whose spread exceeds TOLERANCE; return the new bins."""
     bins = bins.copy()
     uneven = batches[spread(attention_work(lengths, bins, packed_attention)[batches]) > TOLERANCE]
-    by_bin, counts = np.argsort(bins, kind="stable"), np.bincount(bins)
+    by_bin = np.argsort(bins, kind="stable")
+    counts = np.bincount(bins)
     ends = np.cumsum(counts)
     for batch in uneven:
         pieces = np.concatenate([by_bin[ends[b] - counts[b] : ends[b]] for b in batch])
@@ -165,11 +172,13 @@ def _trade(
     places = np.append(places, np.arange(size))
     loads, power = _load(lengths, packed_attention)
     for _ in range(TRADES * size):
-        load, room = np.bincount(places, loads), capacity - np.bincount(places, lengths)
+        load = np.bincount(places, loads)
+        room = capacity - np.bincount(places, lengths)
         if spread(load**power) <= TOLERANCE:
             break
         for extreme, sign in ((load.argmax(), 1), (load.argmin(), -1)):
-            inside, outside = np.flatnonzero(places == extreme), np.flatnonzero(places != extreme)
+            inside = np.flatnonzero(places == extreme)
+            outside = np.flatnonzero(places != extreme)
             other = places[outside]
             leaving = sign * (loads[inside, None] - loads[outside])  # load that the heavier bin loses
             gap = sign * (load[extreme] - load[other])
@@ -179,7 +188,8 @@ def _trade(
                 # Choose the swap after which the extreme bin and its partner are least extreme.
                 reach = np.maximum(load[extreme] * sign - leaving, load[other] * sign + leaving)
                 i, j = np.unravel_index(np.where(useful, reach, np.inf).argmin(), reach.shape)
-                a, b = inside[i], outside[j]
+                a = inside[i]
+                b = outside[j]
                 places[a], places[b] = places[b], places[a]
                 places[n:] = np.arange(size)
                 break

@@ -21,10 +21,13 @@ from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
 
-PERIOD, LEAST = 1000, 0.01
+PERIOD = 1000
+LEAST = 0.01
 """Turns to which the shares of buckets are rounded, and the least share of a bucket. So documents of a small bucket
 occur up to 5% too often or too rarely."""
-FULL, FILLED, SMALL = 0.9, 0.97, 4
+FULL = 0.9
+FILLED = 0.97
+SMALL = 4
 """Share of a piece that counts as full; share of the room in other pieces, beside a long document, that short ones
 fill; and the most of a piece, 1/4, that a short one may take."""
 
@@ -42,12 +45,14 @@ def deal(
     bucket = sum(((lengths <= seq_len >> k).astype(int) for k in range(1, buckets + 1)), np.zeros(len(lengths), int))
     order = rng.permutation(len(lengths))
     for k in range(buckets + 1):
-        length, of = seq_len >> k, bucket[order]
+        length = seq_len >> k
+        of = bucket[order]
         long = order[(of == k) & (lengths[order] > length // 2)]
         fitting = lengths[order] <= length // (SMALL if k < buckets else 2)
         small = order[fitting & ((of > k) if k < buckets else (of == k))]
         empty = -lengths[long] % length
-        long, empty = long[empty > (1 - FULL) * length], empty[empty > (1 - FULL) * length]
+        long = long[empty > (1 - FULL) * length]
+        empty = empty[empty > (1 - FULL) * length]
         filled = FILLED * np.cumsum(empty) <= (lengths[small].sum() if k > 0 else np.inf)
         bucket[long[~filled]] = k - 1
         if k < buckets:
@@ -71,7 +76,9 @@ class LengthBuckets:
                 f"data.buckets={options.buckets} halves a sequence {options.buckets} times: seq_len={seq_len} is not "
                 "divisible by so many twos"
             )
-        self.seq_len, self._batch_size, self._store = seq_len, batch_size, store
+        self.seq_len = seq_len
+        self._batch_size = batch_size
+        self._store = store
         self.selections = [DocumentStream(store, seq_len, seed, options)]
         selected = self.selections[0].documents
         rng = np.random.Generator(np.random.Philox(key=seed))

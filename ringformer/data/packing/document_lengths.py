@@ -65,7 +65,8 @@ def document_lengths(sequences: StoreSequences) -> DocumentLengths:
 
 def too_short(stores: Sequence[DocumentLengths]) -> str | None:
     """Return a warning if no document of these stores reaches half of a run's context, else None."""
-    first, longest = stores[0], max(store.longest for store in stores)
+    first = stores[0]
+    longest = max(store.longest for store in stores)
     if 2 * longest >= first.seq_len or first.positions > first.seq_len:  # shifted positions: short documents do
         return None
     positions = max(store.positions for store in stores)

@@ -91,9 +91,11 @@ def sequences_for_tokens(shares: Sequence[int], parts: Sequence[StoreSequences])
 
 def schedule(shares: Sequence[int]) -> np.ndarray:
     """Assign each sequence of a period to a part, int64 [sum(shares)]."""
-    k, total = len(shares), sum(shares)
+    k = len(shares)
+    total = sum(shares)
     slack = max(2 * k - 2, 1)
-    counts, order = [0] * k, []
+    counts = [0] * k
+    order = []
     for n in range(1, total + 1):
         # Parts that are behind their share by at least 1/slack of a sequence; the part that will be overdue first goes
         # first.
@@ -108,7 +110,8 @@ class Turns:
     """Turns of several parts in the given shares, as a function of (seed, index)."""
 
     def __init__(self, shares: Sequence[int], seed: int):
-        self.shares, period = shares, schedule(shares)
+        self.shares = shares
+        period = schedule(shares)
         self._period = np.roll(period, -np.random.Generator(np.random.Philox(key=seed)).integers(len(period)))
         self._earlier = np.empty(len(period), np.int64)  # number of earlier turns of the period of the same part
         for part, share in enumerate(shares):
@@ -138,7 +141,9 @@ class Mixture:
     """
 
     def __init__(self, parts: Sequence[StoreSequences], shares: Sequence[int], seed: int):
-        self.parts, self.shares, self._turns = parts, shares, Turns(shares, seed)
+        self.parts = parts
+        self.shares = shares
+        self._turns = Turns(shares, seed)
         self.per_epoch = min(self._turns.until(part, packed.per_epoch) for part, packed in enumerate(self.parts))
 
     def source(self, index: int) -> tuple[int, int]:

@@ -16,9 +16,11 @@ from ringformer.data.packing.buckets import deal
 from ringformer.data.packing.ring_work import RingWork, WorkByRings, in_rings, kernel_share, mean, overall, ring_work
 from ringformer.ops.layouts import PARTS, Layout, check_layout
 
-BATCH, SAMPLES = 4, 24
+BATCH = 4
+SAMPLES = 24
 """Sequences of a batch of a bucket, and most sequences without buckets, that are counted."""
-MOST_DOCUMENTS, MOST_RANKS = 50_000, 256
+MOST_DOCUMENTS = 50_000
+MOST_RANKS = 256
 """Most documents of a store to pack, drawn at random; and ranks of the largest ring that is counted."""
 CHUNKS = 2048, 1024, 512, 256
 LEAST_CHUNK = 128
@@ -104,10 +106,12 @@ def segments(lengths: np.ndarray, seq_len: int) -> np.ndarray:
 
 def batches_of(lengths: np.ndarray, seq_len: int, halvings: int) -> dict[int, tuple[float, list[np.ndarray]]]:
     """Return, by bucket, its share of the tokens, and the ids of the documents in the sequences of a batch."""
-    rng, batches = np.random.default_rng(1), {}
+    rng = np.random.default_rng(1)
+    batches = {}
     for k, own in enumerate(deal(lengths, seq_len, halvings, BATCH, rng)):
         if len(own):
-            mine, length = lengths[own], seq_len >> k
+            mine = lengths[own]
+            length = seq_len >> k
             bins, order = order_by_batch(mine, pack(mine, length, rng), length, BATCH << k, 0, rng)
             pieces = [segments(mine[bins == b], length) for b in order[: min(len(order), BATCH << k) >> k << k]]
             rows = [np.concatenate([ids + i * length for i, ids in enumerate(row)]) for row in _in_groups(pieces, 2**k)]

@@ -94,7 +94,8 @@ def ring_work(
       order: the token at each place of the concatenated shards; None: that of the layout.
       gathered: the keys of the other ranks arrive together, so that ranks do not wait for each other at every hop.
     """
-    rows, T = np.atleast_2d(segment_ids), segment_ids.shape[-1]
+    rows = np.atleast_2d(segment_ids)
+    T = segment_ids.shape[-1]
     tokens = permutation(layout, T, ranks) if order is None else order
     ids = rows[:, tokens].reshape(len(rows), ranks, T // ranks)
     cuts = [cut_axis(T // ranks, PARTS[layout], size) for size in (chunk if isinstance(chunk, tuple) else (chunk,) * 2)]

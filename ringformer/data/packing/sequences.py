@@ -81,7 +81,8 @@ class StoreSequences(ABC):
         lengths = np.diff(store.offsets)
         if (lengths <= 0).any():
             raise ValueError(f"{store.path} has documents without a token; rebuild it: each must have its end token")
-        min_length, max_length = options.min_length, options.max_length
+        min_length = options.min_length
+        max_length = options.max_length
         selected = (lengths >= min_length) & (lengths <= (max_length or lengths.max()))
         self.documents = np.flatnonzero(selected) if documents is None else documents
         if not len(self.documents):
@@ -128,11 +129,14 @@ class StoreSequences(ABC):
                 f"positions {positions.min()} to {positions.max()} are not in a sequence of {self.seq_len} tokens"
             )
         breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-        begins, ends = positions[np.append(0, breaks)], positions[np.append(breaks, len(positions)) - 1] + 1
+        begins = positions[np.append(0, breaks)]
+        ends = positions[np.append(breaks, len(positions)) - 1] + 1
         order = np.argsort(begins)
-        lows, highs = begins[order], np.maximum.accumulate(ends[order])
+        lows = begins[order]
+        highs = np.maximum.accumulate(ends[order])
         apart = (lows[1:] > highs[:-1]) & (len(begins) <= MOST_RUNS)
-        lows, highs = lows[np.append(True, apart)], highs[np.append(apart, True)]
+        lows = lows[np.append(True, apart)]
+        highs = highs[np.append(apart, True)]
         stretches = [self._stretch(index, low, high) for low, high in zip(lows.tolist(), highs.tolist(), strict=True)]
         # Find the positions of each run in the concatenated stretches.
         shifts = np.cumsum(highs - lows) - highs
@@ -175,7 +179,8 @@ class StoreSequences(ABC):
     def _text(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read the tokens at the places [begins[i], ends[i]) of the store, int32, and the store's mask of these tokens,
         bool."""
-        tokens, mask = self.store.tokens, self.store.mask
+        tokens = self.store.tokens
+        mask = self.store.mask
         text = tokens.join(begins, ends).astype(np.int32)
         self.bytes_read += len(text) * (tokens.itemsize + (0 if mask is None else mask.itemsize))
         return text, np.ones(len(text), bool) if mask is None else mask.join(begins, ends) != 0

@@ -42,13 +42,15 @@ class DocumentStream(StoreSequences):
         first, last = start + low, start + high  # in the stream: the first token and the last target
         i, j = np.searchsorted(starts, [first, last], side="right")
         starts, ends, documents = starts[i - 1 : j], starts[i : j + 1], order[i - 1 : j]
-        begins, stops = np.maximum(starts, first), np.minimum(ends, last + 1)
+        begins = np.maximum(starts, first)
+        stops = np.minimum(ends, last + 1)
         shift, lengths = self.store.offsets[documents] - starts, stops - begins  # from the stream to the store
 
         text, trained = self._text(begins + shift, stops + shift)
         same = np.ones(high - low, bool)
         same[ends[:-1] - 1 - first] = False
-        positions, segment_ids = np.arange(low, high, dtype=np.int32), None
+        positions = np.arange(low, high, dtype=np.int32)
+        segment_ids = None
         if self.packed_attention == "document":
             document_starts = (np.maximum(starts, start) - start).astype(np.int32)
             positions -= np.repeat(document_starts, lengths)[:-1]

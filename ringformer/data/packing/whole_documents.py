@@ -41,11 +41,13 @@ class WholeDocuments(StoreSequences):
         super().__init__(store, seq_len, seed, options, documents)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
-        begins, ends = store.offsets[self.documents], store.offsets[self.documents + 1]
+        begins = store.offsets[self.documents]
+        ends = store.offsets[self.documents + 1]
         pieces = -(-(ends - begins) // seq_len)
         number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         # The begin of each piece in the store, and the end of its document.
-        self._begins, self._ends = np.repeat(begins, pieces) + number * seq_len, np.repeat(ends, pieces)
+        self._begins = np.repeat(begins, pieces) + number * seq_len
+        self._ends = np.repeat(ends, pieces)
         self._lengths = np.minimum(self._ends - self._begins, seq_len)
         self.batch_size = batch_size
         self._packed = lru_cache(maxsize=2)(self._pack)
@@ -61,14 +63,17 @@ class WholeDocuments(StoreSequences):
     def _stretch(self, index: int, low: int, high: int) -> Batch:
         pieces = self.pieces(index)
         starts = np.concatenate([[0], np.cumsum(self._lengths[pieces])])
-        filled, segments = int(starts[-1]), len(pieces)
+        filled = int(starts[-1])
+        segments = len(pieces)
         end = min(high, filled)  # end of the text; the rest is padding
         size = max(end - low, 0)
         tokens, targets, positions, segment_ids = np.zeros((4, high - low), np.int32)
-        mask, ends = np.zeros(high - low, bool), np.ones(high - low, bool)
+        mask = np.zeros(high - low, bool)
+        ends = np.ones(high - low, bool)
         if size:
             i, j = np.searchsorted(starts, [low, end - 1], side="right")
-            pieces, begins = pieces[i - 1 : j], np.maximum(starts[i - 1 : j], low)
+            pieces = pieces[i - 1 : j]
+            begins = np.maximum(starts[i - 1 : j], low)
             lengths = np.minimum(starts[i : j + 1], end) - begins
             from_store = begins + self._begins[pieces] - starts[i - 1 : j]
             # Only the last piece can be cut, by this read or by the sequence; then its last token still has a target.

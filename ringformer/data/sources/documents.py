@@ -65,7 +65,8 @@ class Documents:
         """Number of documents left out so far, by reason."""
         counts = Counter({"empty documents skipped": self.skipped}) + self.malformed.counts
         if self.between is not None:
-            low, high = self.between.low, self.between.high
+            low = self.between.low
+            high = self.between.high
             reason = f"documents dropped: gzip compresses them less than {low:.2f} or more than {high:.2f} times"
             counts[reason] = int((~self.between.keep).sum())
         return counts

@@ -127,9 +127,13 @@ def _json(path: Path, encodings: Sequence[str], malformed: Malformed) -> Iterato
             f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}", "not a JSON array"
         )
         return
-    line, number, begin = 1, 0, 0
+    line = 1
+    number = 0
+    begin = 0
     while not before[1]:
-        line, number, begin = line + text.count("\n", begin, before.end()), number + 1, before.end()
+        line = line + text.count("\n", begin, before.end())
+        number = number + 1
+        begin = before.end()
         name = f"{path}:{line} (record {number})"
         try:
             record, end = json.JSONDecoder().raw_decode(text, begin)

@@ -39,7 +39,8 @@ def add_tasks(text: str, tasks: int, digest: bytes) -> tuple[str, Counter[str]]:
             counts["retrieval tasks added: words counted"] += 1
         elif task % 2 and begins:
             i = begins[rng.integers(len(begins))]
-            question, answer = f"Which sentence of the text above follows this one: {sentences[i]}", sentences[i + 1]
+            question = f"Which sentence of the text above follows this one: {sentences[i]}"
+            answer = sentences[i + 1]
             counts["retrieval tasks added: sentences continued"] += 1
         else:
             counts["retrieval tasks left out: the document has too few words or sentences for them"] += 1

@@ -11,7 +11,8 @@ from ringformer.files.hub import local, on_hub, snapshot
 TABLES = ("parquet", "arrow", "datasets", "hf")
 """Kinds of source that are tables."""
 
-MOST_ROWS, MOST_BYTES = 1024, 2**25
+MOST_ROWS = 1024
+MOST_BYTES = 2**25
 """Most rows of a batch and, if rows are larger, about the most bytes."""
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """Last bytes of an Arrow stream."""

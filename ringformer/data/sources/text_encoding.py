@@ -15,7 +15,8 @@ EXCERPT = 20
 """Characters before and after a fault that an error shows."""
 SAMPLE = 2**14
 """Bytes on each side of a fault from which the likely encoding is guessed."""
-ENOUGH, SHARE = 8, 0.3
+ENOUGH = 8
+SHARE = 0.3
 """Bytes above 127: with more than so many, and more than this share, statistics of languages tell encodings apart."""
 MARKED = ("utf-16", "utf-32")
 """Encodings of files that begin with a byte order mark."""
@@ -37,9 +38,11 @@ class Undecodable(ValueError):
 
     def __init__(self, content: bytes, at: int, encodings: Sequence[str], offset: int = 0):
         self.likely = likely_encoding(content, at)
-        start, end = max(at - EXCERPT, 0), at + EXCERPT
+        start = max(at - EXCERPT, 0)
+        end = at + EXCERPT
         if is_wide(self.likely):
-            start, end = 0, 4 * EXCERPT
+            start = 0
+            end = 4 * EXCERPT
         shown = content[start:end].decode(self.likely, "ignore")
         place = f"byte {content[at]:#04x} at {offset + at:,}"
         super().__init__(f"{place} is not {' or '.join(encodings)}; likely {self.likely}: {shown!r}")
@@ -146,7 +149,8 @@ def _unmarked_wide(head: bytes) -> str:
     for encoding in ("utf-16-le", "utf-16-be"):
         if head.startswith(tuple(character.encode(encoding) for character in "{[")) and head[2:4] != b"\0\0":
             return encoding
-    first, second = head[::2].count(0), head[1::2].count(0)
+    first = head[::2].count(0)
+    second = head[1::2].count(0)
     if len(head) < 8 or min(first, second) or 4 * max(first, second) <= len(head):
         return ""
     return "utf-16-be" if first else "utf-16-le"

@@ -204,7 +204,8 @@ class ChatEncoder:
         cut = limit and len(ids) > limit
         if cut:
             self._count("answers cut at chat_length")
-            ids, trained = ids[:limit], trained[:limit]
+            ids = ids[:limit]
+            trained = trained[:limit]
         if not cut and not any(answer.extra for answer in answers):
             size = sum(len(answer.content.encode()) for answer in answers if answer.trained)
         else:

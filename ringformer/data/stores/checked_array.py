@@ -44,7 +44,9 @@ class CheckedArray:
     """
 
     def __init__(self, path: Path, dtype: np.dtype):
-        self.path, self.dtype, self.itemsize = path, dtype, dtype.itemsize
+        self.path = path
+        self.dtype = dtype
+        self.itemsize = dtype.itemsize
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         self.bytes = os.fstat(self._file).st_size
@@ -85,7 +87,8 @@ class CheckedArray:
 
     def _read(self, first: int, end: int) -> bytes:
         """Read the blocks from `first` up to `end`, or up to the end of the file."""
-        offset, stop = first * BLOCK, min(end * BLOCK, self.bytes)
+        offset = first * BLOCK
+        stop = min(end * BLOCK, self.bytes)
         parts = []
         while offset < stop:
             try:
@@ -113,7 +116,8 @@ class CheckedArray:
             if not self._hashes[number]:
                 self._hashes[number] = digest
         if self._hashes[number] != digest:
-            begin, end = number * BLOCK, min((number + 1) * BLOCK, self.bytes)
+            begin = number * BLOCK
+            end = min((number + 1) * BLOCK, self.bytes)
             raise DamagedStore(
                 f"{self.path} has changed since it was opened, between bytes {begin:,} and {end:,}: {REBUILD}"
             )

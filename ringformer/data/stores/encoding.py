@@ -39,7 +39,8 @@ def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[lis
         total += length
         if total >= characters:
             yield group
-            group, total = [], 0
+            group = []
+            total = 0
     if group:
         yield group
 
@@ -70,7 +71,8 @@ class DocumentEncoder:
     ):
         self._documents = documents if isinstance(documents, Documents) else Documents(documents)
         self.malformed = self._documents.malformed
-        self._tokenizer, self._tasks = tokenizer, retrieval_tasks
+        self._tokenizer = tokenizer
+        self._tasks = retrieval_tasks
         self.begins = begins_documents(begin, tokenizer)
         """True if documents begin with the BOS token."""
         self._begin = np.array([tokenizer.bos_id] if self.begins else [], np.int32)
@@ -98,7 +100,8 @@ class DocumentEncoder:
             number = copies(document.weight, digest)
             counts["copies added by weight"] += max(number - 1, 0)
             counts["documents dropped: by weight"] += number == 0
-            whole, size = np.concatenate([self._begin, ids, self._end]), len(_utf8(document))
+            whole = np.concatenate([self._begin, ids, self._end])
+            size = len(_utf8(document))
             encoded += [Encoded(whole, None, size, digest, document.name if document.is_file else "")] * number
         with self._lock:  # groups are encoded in two threads
             self._counts += counts

@@ -25,7 +25,8 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
             f"{store.path} was made with tokenizer {store.meta['tokenizer']}, not {tokenizer.name}: set --tokenizer to "
             "the right one"
         )
-    documents, names = len(store.offsets) - 1, store.names()
+    documents = len(store.offsets) - 1
+    names = store.names()
     chosen = np.unique(np.linspace(0, documents - 1, min(samples, documents)).astype(int))
     for i in chosen:
         start, end = (int(offset) for offset in store.offsets[i : i + 2])
@@ -52,7 +53,8 @@ def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Tex
     kinds = list(zip(trained.tolist(), (i in names for i in ids.tolist()), strict=True))
     text = Text()
     for (is_trained, is_control), run in itertools.groupby(range(len(ids)), kinds.__getitem__):
-        style, places = "green" if is_trained else "dim", list(run)
+        style = "green" if is_trained else "dim"
+        places = list(run)
         if is_control:
             for i in places:
                 text.append(visible(names[int(ids[i])]), f"{style} reverse")

@@ -73,7 +73,8 @@ class ContentCheck:
     """
 
     def __init__(self, folder: Path, arrays: Mapping[CheckedArray, str]):
-        self._folder, self._arrays = folder, arrays
+        self._folder = folder
+        self._arrays = arrays
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._in_background, name="store check", daemon=True)
         if sum(array.bytes for array in arrays) > AT_ONCE:

@@ -94,7 +94,8 @@ def open_or_build(
             # Another process built the same stores first: use them.
     train = TokenStore(directory / "train")
     check_folder(directory)
-    built, always = train.meta["settings"], {"tokenizer": tokenizer.name, "held_out": options.held_out}
+    built = train.meta["settings"]
+    always = {"tokenizer": tokenizer.name, "held_out": options.held_out}
     asked = asked | always if "source" in built else always
     if options.begin == "tokenizer" and "begin" not in built:
         asked.pop("begin", None)  # of an earlier version: `describe_earlier`

@@ -22,7 +22,9 @@ from ringformer.data.sources.tables import TABLES, Batch, read_tables
 from ringformer.data.stores.encoding import Encoded
 from ringformer.data.tokenizers.base import Tokenizer
 
-IDS, LABELS, PADDING = "input_ids", "labels", "attention_mask"
+IDS = "input_ids"
+LABELS = "labels"
+PADDING = "attention_mask"
 MASKS = ("assistant_masks", "completion_mask", "loss_mask")
 MASKED = -100
 """Label of a token that is not trained on."""
@@ -87,7 +89,8 @@ class TokenEncoder:
             kept = _values(batch, PADDING, lengths)[0] != 0
             ends = np.cumsum(lengths)
             lengths = np.diff(np.append(0, np.append(0, np.cumsum(kept))[ends]))
-            ids, trained = ids[kept], trained if trained is None else trained[kept]
+            ids = ids[kept]
+            trained = trained if trained is None else trained[kept]
         text_bytes = self.tokenizer.byte_lengths
         if ids.size and not 0 <= ids.min() <= ids.max() < len(text_bytes):
             row = int(
@@ -99,11 +102,14 @@ class TokenEncoder:
                 "a token that the tokenizer lacks",
             )
         in_bytes = np.append(0, np.cumsum(text_bytes[ids] if trained is None else text_bytes[ids] * trained))
-        end, start, counts = np.int32(self.tokenizer.eos_id), 0, Counter[str]()
+        end = np.int32(self.tokenizer.eos_id)
+        start = 0
+        counts = Counter[str]()
         for row, stop in enumerate(np.cumsum(lengths).tolist()):
             document = ids[start:stop]
             mask = None if trained is None else trained[start:stop]
-            size, start = int(in_bytes[stop] - in_bytes[start]), stop
+            size = int(in_bytes[stop] - in_bytes[start])
+            start = stop
             if not len(document):
                 if not self.skip_empty:
                     raise ValueError(

@@ -167,7 +167,8 @@ class StoreWriter:
             what_of = "conversations"
             reason = "instead of the answers and their end tokens: check the chat template, the roles, and chat_length"
             if settings.get("format") == "tokens":
-                what_of, reason = "rows", "because of the labels or masks of its rows"
+                what_of = "rows"
+                reason = "because of the labels or masks of its rows"
             raise ValueError(f"{what} of the {tokens} tokens of the {of} {what_of} would be trained on, {reason}")
         np.save(saved := io.BytesIO(), np.frombuffer(self._offsets, np.int64))
         offsets = HashedFile(self._folder / "offsets.npy")
@@ -198,7 +199,8 @@ class HashedFile:
     """File that is written once, together with the xxh3_128 of the content that was passed to it."""
 
     def __init__(self, path: Path):
-        self.name, self.size = path.name, 0
+        self.name = path.name
+        self.size = 0
         self._file = path.open("wb")
         self._hash = xxhash.xxh3_128()
 

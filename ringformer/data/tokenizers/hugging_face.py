@@ -86,7 +86,8 @@ class HuggingFaceTokenizer(Tokenizer):
         if token is None:
             return next((self.controls[name] for name in usual if name in self.controls), None)
         if token not in tuple(self.controls):
-            folder, advice = str(path.parent), ""
+            folder = str(path.parent)
+            advice = ""
             if type(token) is str and self._original.token_to_id(token) is None:
                 advice = (
                     f", or add the token as transformers does: AutoTokenizer.from_pretrained({folder!r})"

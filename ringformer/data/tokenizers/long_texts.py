@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WINDOW, MARGIN = 2**17, 2**13
+WINDOW = 2**17
+MARGIN = 2**13
 """Characters of a window, and of the overlap beyond each of its borders."""
 AT_ONCE = 4
 """Number of windows to encode in parallel."""
@@ -80,7 +81,9 @@ def encode_long(
             if at is None:
                 break
             done.append(part(left.tokens.at(slice(begin, at[0]))).copy())
-            before, left, begin = left.tokens, right, at[1]
+            before = left.tokens
+            left = right
+            begin = at[1]
         else:
             continue
         (left,) = encoded([(left.first, min(left.first + 2 * (left.last - left.first), len(text)))])
@@ -108,7 +111,8 @@ def _joint(text: str, whole_words: bool, left: Tokens, right: Tokens, border: in
     if text[border - reach : border].isspace() or text[border : border + reach].isspace():
         return None
     near = [np.flatnonzero((t.starts >= border - reach) & (t.ends <= border + reach)) for t in (left, right)]
-    a, b = left.at(near[0]), right.at(near[1])
+    a = left.at(near[0])
+    b = right.at(near[1])
     begins_word = np.diff(a.words) != 0
     same = all(map(np.array_equal, a[:3], b[:3])) and np.array_equal(begins_word, np.diff(b.words) != 0)
     if not same or (np.diff(a.starts) < 0).any():

@@ -91,9 +91,11 @@ def model_tokens(folder: Path, name: str, vocab_size: int, defaults: Mapping[str
     """
     config = _read(folder, name)
     keys = {**defaults, **text_keys(config)} if config else {}
-    with_ends, file = keys, name
+    with_ends = keys
+    file = name
     if contained(folder, GENERATION_CONFIG).is_file():
-        with_ends, file = _read(folder, GENERATION_CONFIG), GENERATION_CONFIG
+        with_ends = _read(folder, GENERATION_CONFIG)
+        file = GENERATION_CONFIG
     ends = _ids(with_ends, "eos_token_id")
     for end in ends:
         if type(end) is not int or end < 0:

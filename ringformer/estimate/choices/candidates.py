@@ -51,7 +51,8 @@ class Candidate(NamedTuple):
     @property
     def impossible(self) -> str:
         """Reason why the candidate cannot work, found without a compiler; empty if a compiler must decide."""
-        target, host = self.workload.target, self.host + state_bytes(self.workload)
+        target = self.workload.target
+        host = self.host + state_bytes(self.workload)
         if host > target.chip.host_bytes:
             return (
                 f"needs {host / GiB:.0f} GiB of host memory per device, a usual host has "
@@ -68,7 +69,8 @@ class Candidate(NamedTuple):
         return self.impossible
 
     def __str__(self):
-        w, m = self.workload, self.workload.model
+        w = self.workload
+        m = self.workload.model
         chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
         remat = "" if m.remat == "full" else f" remat {m.remat}"
         form = f" {described(m)}" if described(m) else ""
@@ -84,7 +86,8 @@ def candidates(goal: Workload) -> tuple[Candidate, ...]:
     with XLA's blocks of two sizes. The last goals are cached: a search for a length asks for each several times."""
     ranked = []
     for mesh in meshes(goal):
-        shape, tp = mesh.model, mesh.mesh_shape[2]
+        shape = mesh.model
+        tp = mesh.mesh_shape[2]
         layouts = sorted(VISIBLE, key=lambda layout: layout != "zigzag")  # stable: zigzag first among equals
         if any(shape.windows):
             layouts = [layout for layout in layouts if layout in WINDOWED]
@@ -110,7 +113,9 @@ def candidates(goal: Workload) -> tuple[Candidate, ...]:
 def meshes(goal: Workload) -> Iterator[Workload]:
     """Yield the plain ring of the goal's model on every mesh. `goal.batch_size` sequences are shared by any number of
     rings, the shortest rings first; if it is 0, each of up to eight rings has one sequence."""
-    shape, devices, batch = goal.model, goal.target.num_devices, goal.batch_size
+    shape = goal.model
+    devices = goal.target.num_devices
+    batch = goal.batch_size
     plain = replace(shape, layout="zigzag", ulysses=1, ring="one_way", remat="full", offload=False)
     most = min(batch, devices) if batch else 8
     numbers = [2**i for i in range(most.bit_length())]
@@ -144,17 +149,20 @@ def weighed(mesh: Workload) -> list[Candidate]:
 
 def promising(mesh: Workload) -> list[Workload]:
     """Return the fastest ways of a mesh to compute attention that gain (`GAIN`) on its plain ring."""
-    ways, plain = weighed(mesh), counted(mesh).time.step
+    ways = weighed(mesh)
+    plain = counted(mesh).time.step
     return [c.workload for c in ways if c.time.step < GAIN * plain][:PROMISING]
 
 
 def counted(workload: Workload) -> Candidate:
     """Return a workload with its closed forms."""
-    model, time = workload.model, computation_time(workload)
+    model = workload.model
+    time = computation_time(workload)
     # Groups of heads and small chunks result in more and smaller kernels.
     smaller = math.log2(model.head_groups) + 2 * (model.kernel == "xla" and model.q_chunk is not None)
     slower = 1 + 0.005 * smaller
-    compute, exposed = time.compute + block_seconds(workload), sum(exposed_seconds(workload).values())
+    compute = time.compute + block_seconds(workload)
+    exposed = sum(exposed_seconds(workload).values())
     time = replace(time, compute=compute * slower, exposed=exposed * slower)
     return Candidate(workload, peak_bytes(workload), host_bytes(workload), time)
 
@@ -163,8 +171,10 @@ def neighbours(candidate: Candidate) -> Iterator[Candidate]:
     """Yield the candidate with half or double the head groups, layers per remat group, or tokens per chunk of XLA's
     blocks (a kernel's chunks are tuned); and with half or double the devices that exchange heads, or another form of
     the ring, unless that is over 10% slower by the closed form."""
-    workload, m = candidate.workload, candidate.workload.model
-    tp, local = workload.mesh_shape[2], workload.ring_tokens
+    workload = candidate.workload
+    m = candidate.workload.model
+    tp = workload.mesh_shape[2]
+    local = workload.ring_tokens
     chunk = m.q_chunk or default_chunk(local)
     options: list[dict[str, int]] = [
         *(

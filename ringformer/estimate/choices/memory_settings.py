@@ -32,11 +32,13 @@ def possible_head_groups(model: DecoderConfig) -> list[int]:
 
 def likely_settings(workload: Workload) -> list[MemorySettings]:
     """Return the settings to compile, in order: the two fastest that fit by the closed forms, and the smallest."""
-    model, target = workload.model, workload.target
+    model = workload.model
+    target = workload.target
     if not model.on_ring:
         return [replace(workload.settings, head_groups=1, remat_group=1)]
     tp = workload.mesh_shape[2]
-    heads, key_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
+    heads = model.num_heads // tp
+    key_heads = max(1, model.num_kv_heads // tp)
     options = [
         workload.with_settings(s)
         for s in possible_settings(model)

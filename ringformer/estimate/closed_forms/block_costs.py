@@ -21,8 +21,10 @@ def block_seconds(workload: Workload) -> float:
     of a chip may have unequal shares of the work. On GPUs, each block's output is added to a float32 accumulator (o, or
     dq) in device memory.
     """
-    model, target = workload.model, workload.target
-    passes, chip = forward_runs(model)[1] + 1, target.chip
+    model = workload.model
+    target = workload.target
+    passes = forward_runs(model)[1] + 1
+    chip = target.chip
     if model.kernel == "cudnn":
         blocks = min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
         added = blocks * model.ulysses * workload.local_tokens * workload.accumulate
@@ -31,7 +33,8 @@ def block_seconds(workload: Workload) -> float:
     if model.kernel != "pallas" or chip.tensor_cores is None or not (model.q_chunk and model.k_chunk):
         return 0.0
     tuned = chunk_sizes(target.generation, model.head_dim) or (model.q_chunk, model.k_chunk)
-    queries, seconds = workload.batch_size * workload.seq_len / target.num_devices, 0.0
+    queries = workload.batch_size * workload.seq_len / target.num_devices
+    seconds = 0.0
     for window, layers in workload.windows.items():
         options = attention_options(model, LayerKind(window), workload.ring_tokens)
         chunks = options["q_chunk"] * options["k_chunk"]
@@ -46,8 +49,11 @@ def _core_share(workload: Workload) -> float:
     """Return the work of the busier TensorCore of a chip, relative to an equal share: the cores divide the sequences or
     the key heads that a device holds at once. The kernels cut the query heads of a key head in two if their number is
     even and the grid would be odd; otherwise, a single head of a single sequence leaves one of two cores idle."""
-    model, tp, cores = workload.model, workload.mesh_shape[2], workload.target.chip.tensor_cores
-    heads, divisor = held_key_heads(workload), tp * model.head_groups * model.ulysses
+    model = workload.model
+    tp = workload.mesh_shape[2]
+    cores = workload.target.chip.tensor_cores
+    heads = held_key_heads(workload)
+    divisor = tp * model.head_groups * model.ulysses
     sequences = workload.sequences_at_once
     if heads * sequences % 2 and model.num_heads // divisor // heads % 2 == 0:
         heads *= 2

@@ -57,7 +57,9 @@ def attention_passes(workload: Workload, layers: int) -> dict[str, float]:
 
 
 def _ring(workload: Workload, layers: int) -> float:
-    ranks, attention, exposed = workload.ring_size, window_seconds(workload, 0, layers), 0.0
+    ranks = workload.ring_size
+    attention = window_seconds(workload, 0, layers)
+    exposed = 0.0
     for name, hop in ring_hops(workload).items():
         link = (ranks - 1) * attention_passes(workload, layers)[name] * hop.link
         exposed += max(0.0, link - attention[name] * (ranks - 1) / ranks)
@@ -67,7 +69,9 @@ def _ring(workload: Workload, layers: int) -> float:
 def _window(workload: Workload, window: int, layers: int) -> float:
     """The keys of a window move along the sequence under the blocks of a pass; their gradients follow them and, if
     there were several hops, return as far."""
-    model, parts, exposed = workload.model, PARTS[workload.model.layout], 0.0
+    model = workload.model
+    parts = PARTS[workload.model.layout]
+    exposed = 0.0
     hops = workload.hops(window)
     reached = min(window - 1, hops * workload.ring_tokens // parts)
     sent = parts * held_copies(workload) / (workload.mesh_shape[2] * model.ulysses)
@@ -82,7 +86,9 @@ def _window(workload: Workload, window: int, layers: int) -> float:
 def _gathered(workload: Workload, layers: int) -> float:
     """A rank's own block hides a gather, and the sum of the gradients. If the key heads have two halves, what moves for
     one half also hides under the other half's block."""
-    model, ranks, exposed = workload.model, workload.ring_size, 0.0
+    model = workload.model
+    ranks = workload.ring_size
+    exposed = 0.0
     if model.ring != "gathered" or ranks == 1 or layers == 0:
         return 0.0
     devices = workload.mesh_shape[2] * model.ulysses  # that share the heads
@@ -90,7 +96,8 @@ def _gathered(workload: Workload, layers: int) -> float:
     for name, seconds in window_seconds(workload, 0, layers).items():
         received = hop_bytes(model, workload.ring_tokens, backward=name == "backward") * ranks * held_copies(workload)
         link = attention_passes(workload, layers)[name] * received / devices / keys_rate(workload)
-        own, others = seconds / ranks, seconds * (ranks - 1) / ranks
+        own = seconds / ranks
+        others = seconds * (ranks - 1) / ranks
         exposed += max(0.0, link / pieces - own, link - own - others * (1 - 1 / pieces))
     return exposed
 
@@ -100,7 +107,8 @@ def _exchange(workload: Workload) -> float:
     model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
     if model.ulysses == 1 or not model.on_ring:
         return 0.0
-    tokens, heads = workload.seq_len // sp, model.num_heads + held_copies(workload) * model.num_kv_heads
+    tokens = workload.seq_len // sp
+    heads = model.num_heads + held_copies(workload) * model.num_kv_heads
     each = itemsize(model) * tokens * model.head_dim / tp / exchange_rate(workload)
     more = {"forward": 0, "backward": model.num_heads if model.kernel == "cudnn" else 0}
     cores = target.chip.tensor_cores
@@ -119,9 +127,11 @@ def _weights(workload: Workload, computation: float) -> float:
     model, (_, fsdp, tp, sp) = workload.model, workload.mesh_shape
     if fsdp * sp == 1:
         return 0.0
-    runs, cores = forward_runs(model)[0], workload.target.chip.tensor_cores
+    runs = forward_runs(model)[0]
+    cores = workload.target.chip.tensor_cores
     passes = workload.accumulate / tp / weights_rate(workload)
-    gathers, sums = runs * itemsize(model) * model.num_params * passes, 4 * workload.trained_params * passes
+    gathers = runs * itemsize(model) * model.num_params * passes
+    sums = 4 * workload.trained_params * passes
     forward = computation * runs / (runs + 2)  # a backward takes as long as two forwards
     if cores is None:
         sums = max(0.0, sums - (computation - forward))

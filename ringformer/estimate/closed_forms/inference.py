@@ -44,9 +44,11 @@ def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
     layer's arrays that are alive at once was read from compiled programs.
     """
     m, (dp, _, tp, sp) = workload.model, workload.mesh_shape
-    item, rows = itemsize(m), workload.batch_size // dp
+    item = itemsize(m)
+    rows = workload.batch_size // dp
     local = rows * workload.chunk // sp
-    heads, key_heads = m.num_heads // tp, max(1, m.num_kv_heads // tp)
+    heads = m.num_heads // tp
+    key_heads = max(1, m.num_kv_heads // tp)
     layer = m.hidden_size * m.head_dim * 2 * (heads + key_heads) + 3 * m.hidden_size * m.intermediate_size / tp
     new = 2 * m.num_layers * local * key_heads * m.head_dim * item if workload.chunks > 1 else 0
     queries = rows * workload.chunk * heads * (m.head_dim * (item + 8) + 12) if _queries_travel(workload) else 0
@@ -70,7 +72,8 @@ def prefill_peak(workload: InferenceWorkload) -> float:
 
 def prefill_flops(workload: InferenceWorkload) -> tuple[float, float]:
     """Model FLOPs of a whole context's prefill: of the products with weights, and of attention's pairs."""
-    m, tokens = workload.model, workload.batch_size * workload.seq_len
+    m = workload.model
+    tokens = workload.batch_size * workload.seq_len
     pairs = tokens * visible_keys(m, workload.seq_len) * m.num_heads * m.head_dim * m.num_layers
     return 2 * tokens * _read_params(m), PAIR_FORWARD * pairs
 
@@ -84,7 +87,8 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     """Seconds of a whole context's prefill, from FLOPs at the usual shares of the peak and from the bytes that each
     layer moves for a chunk. Only the ring's transfers count as hidden."""
     m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
-    share, item = efficiency(target.generation, m.kernel, m.head_dim), itemsize(m)
+    share = efficiency(target.generation, m.kernel, m.head_dim)
+    item = itemsize(m)
     rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work
     weights = _read_params(m)
     products, pairs = (flops / dp / shared for flops in prefill_flops(workload))

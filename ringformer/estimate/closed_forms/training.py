@@ -73,7 +73,8 @@ class StepTime:
 
 def step_time(schedule: Schedule, tokens: int) -> StepTime:
     """Return the time of a compiled step from its schedule."""
-    seconds, source = schedule.seconds, str(schedule.rates.efficiency)
+    seconds = schedule.seconds
+    source = str(schedule.rates.efficiency)
     if seconds.counted:
         by = "machine code or HBM bytes" if schedule.rates.cycles else "HBM bytes"  # GPUs write no machine code
         source = f"{seconds.counted / seconds.overlapped:.0%} of the computation by {by}, the rest {source}"
@@ -98,7 +99,8 @@ def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = No
 
 def computation_seconds(workload: Workload) -> float:
     """Seconds of one step's computation on its busiest devices, as if all communication were hidden."""
-    model, target = workload.model, workload.target
+    model = workload.model
+    target = workload.target
     each = workload.batch_size / target.num_devices  # a device's share of the work on one sequence
     rest = (executed_flops(model, workload.seq_len) - executed_attention_flops(model, workload.seq_len)) * each
     share = efficiency(target.generation, model.kernel, model.head_dim)
@@ -114,7 +116,9 @@ def attention_seconds(workload: Workload) -> dict[str, float]:
 
 def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, float]:
     """Return the part of `attention_seconds` of the layers with a window, 0 for full attention."""
-    model, target, T = workload.model, workload.target, workload.seq_len
+    model = workload.model
+    target = workload.target
+    T = workload.seq_len
     peak, (_, forwards), ranks = target.chip.flops(model.compute_dtype), forward_runs(model), workload.ring_size
     options = attention_options(model, LayerKind(window), workload.ring_tokens)
     if window:
@@ -126,7 +130,8 @@ def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, fl
         "forward": (forwards, PAIR_FORWARD * forwards),
         "backward": (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN),
     }
-    share, seconds = efficiency(target.generation, options["kernel"], model.head_dim), {}
+    share = efficiency(target.generation, options["kernel"], model.head_dim)
+    seconds = {}
     pairs = excess * visible  # of queries, keys, heads
     for (name, (passes, flops)), spilled in zip(parts.items(), SPILLED[target.chip.kind], strict=True):
         on_chip = _logits_on_chip(workload, options)
@@ -190,7 +195,9 @@ class Hop:
 def ring_hops(workload: Workload) -> dict[str, Hop]:
     """Return one hop of the ring for each of the keys "forward" and "backward"; empty if no keys hop from rank to
     rank."""
-    model, target, tp = workload.model, workload.target, workload.mesh_shape[2]
+    model = workload.model
+    target = workload.target
+    tp = workload.mesh_shape[2]
     if 0 not in workload.windows or workload.hops(0) == 0:
         return {}
     hops, devices = {}, tp * model.ulysses  # that share the heads
@@ -198,14 +205,16 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
         flops, sent = (
             count(model, workload.ring_tokens, backward=name == "backward") for count in (hop_flops, hop_bytes)
         )
-        flops, sent = flops / devices, sent * held_copies(workload) / devices
+        flops = flops / devices
+        sent = sent * held_copies(workload) / devices
         hops[name] = Hop(flops, sent, flops / target.chip.flops(model.compute_dtype), sent / hop_rate(workload))
     return hops
 
 
 def held_copies(workload: Workload) -> int:
     """Return the copies of each key head that an exchange of heads makes."""
-    model, tp = workload.model, workload.mesh_shape[2]
+    model = workload.model
+    tp = workload.mesh_shape[2]
     return key_copies(model.ulysses, max(1, model.num_kv_heads // tp // model.head_groups))
 
 
@@ -241,8 +250,13 @@ def memory(workload: Workload) -> dict[str, float]:
     programs (results/max_context.json): 7 of [T, D] in the compute dtype, and `ATTENTION_BYTES` for each element of
     [T, D], divided by the number of head groups. Those are float32 in every compute dtype.
     """
-    model, target, local, tp = workload.model, workload.target, workload.local_tokens, workload.mesh_shape[2]
-    D, F, V = model.hidden_size, model.intermediate_size, model.vocab_size
+    model = workload.model
+    target = workload.target
+    local = workload.local_tokens
+    tp = workload.mesh_shape[2]
+    D = model.hidden_size
+    F = model.intermediate_size
+    V = model.vocab_size
     item = itemsize(model)
     stream = local * D * item
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
@@ -253,7 +267,8 @@ def memory(workload: Workload) -> dict[str, float]:
     of_queries, of_keys = ATTENTION_BYTES[target.chip.kind]
     keys = of_keys * model.num_kv_heads / model.num_heads if workload.mesh_shape[3] > 1 else 0
     working = 7 * stream + (of_queries + keys) * local * D / model.head_groups
-    chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
+    chunks = (model.q_chunk or 0) * (model.k_chunk or 0)
+    usual = default_chunk(local) ** 2
     if chunks:  # float32 p, its gradient and the logits: the difference from the fitted chunks
         working += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
     if model.attention in ("vanilla", "memory_efficient"):

@@ -124,9 +124,11 @@ def _values(assignment: str, ranges: dict[str, tuple[int, int]]) -> list[_Value]
     for allocation in read_allocations(assignment):
         if allocation.color or "thread-local" in allocation.use:  # in another memory, or scalars of a fused loop
             continue
-        heap, argument = "preallocated-temp" in allocation.use, allocation.use.startswith("parameter ")
+        heap = "preallocated-temp" in allocation.use
+        argument = allocation.use.startswith("parameter ")
         for instruction, element, size, offset, type_ in re.findall(VALUE, allocation.values):
-            name, place = instruction + (element or "{}"), (allocation.number, offset)
+            name = instruction + (element or "{}")
+            place = (allocation.number, offset)
             if lifetime := ranges.get(name) if heap else whole_step:
                 plain = re.sub(r"\{[^{}]*\}", "", type_)  # without layouts
                 values.append(_Value(name, place, int(size), plain, argument, *lifetime))
@@ -183,27 +185,35 @@ class _Sources:
         name, _, element = value.removesuffix("}").partition("{")
         op_name, source = self._passed_on(name, element.split(",") if element else [])
         while not (source or op_name) and (user := self._users.get(name)):
-            name, op_name, source = user.name, user.op_name, self._source(user)
+            name = user.name
+            op_name = user.op_name
+            source = self._source(user)
         return op_name, source
 
     def _passed_on(self, name: str, element: list[str]) -> tuple[str, str]:
         """Follow an element of a value to the instruction that computed it; return that instruction's op and source."""
         op_name = last_source = ""
         while instruction := self._instructions.get(name):
-            opcode, operands, source = instruction.opcode, instruction.operands, self._source(instruction)
-            op_name, last_source = op_name or instruction.op_name, last_source or source
+            opcode = instruction.opcode
+            operands = instruction.operands
+            source = self._source(instruction)
+            op_name = op_name or instruction.op_name
+            last_source = last_source or source
             if opcode == "parameter" and name in self._loops:
                 name = self._loops[name]
             elif opcode == "tuple" and element:
-                name, element = operands[int(element[0])], element[1:]
+                name = operands[int(element[0])]
+                element = element[1:]
             elif opcode == "get-tuple-element":
-                name, element = operands[0], [instruction.stated(r"index=(\d+)"), *element]
+                name = operands[0]
+                element = [instruction.stated(r"index=(\d+)"), *element]
             elif opcode == "while" and element:
                 name = operands[0]
             elif source:
                 return op_name, source
             elif opcode in ("copy", "copy-start", "copy-done", "bitcast", "opt-barrier") and operands:
-                name, element = operands[0], [] if opcode == "copy-start" else element
+                name = operands[0]
+                element = [] if opcode == "copy-start" else element
             else:
                 break
         return op_name, last_source

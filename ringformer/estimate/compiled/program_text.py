@@ -133,7 +133,8 @@ class Program:
     @staticmethod
     def parse(text: str) -> "Program":
         computations: dict[str, dict[str, Instruction]] = {}
-        entry, current = None, None
+        entry = None
+        current = None
         for line in text.splitlines():
             header = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
             if header:
@@ -191,7 +192,8 @@ class Program:
 
     def instruction_flops(self, computation: str, instruction: Instruction) -> float:
         """Matrix multiplication FLOPs of one instruction, including everything that it calls."""
-        opcode, here = instruction.opcode, self.computations[computation]
+        opcode = instruction.opcode
+        here = self.computations[computation]
         if opcode == "convolution":
             return _convolution_flops(here, instruction)
         if opcode == "dot":

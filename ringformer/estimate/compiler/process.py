@@ -179,7 +179,8 @@ def main(folder: Path, parent: int) -> None:
 
 def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
     lowered, options, mesh, state, alive = _lower(workload, program)
-    rates, dump = _rates(workload, mesh), folder / "dump"
+    rates = _rates(workload, mesh)
+    dump = folder / "dump"
     around = Surroundings(program, rates, max_link_hops(mesh, workload.model.ulysses), state, alive)
     write_whole(folder / "surroundings", pickle.dumps(around))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
@@ -189,7 +190,8 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
     # On some TPUs, `as_text` fails on programs with offloaded arrays; their compiler also dumps the schedule at the
     # end.
     written = next(dump.glob("*after_codegen.txt"), None)
-    text, memory = written.read_text() if written else compiled.as_text(), compiled.memory_analysis()
+    text = written.read_text() if written else compiled.as_text()
+    memory = compiled.memory_analysis()
     if text is None or memory is None:
         raise CompilerFailure(f"{program}: this compiler reports neither its program nor its memory")
     return Compiled(
@@ -224,7 +226,9 @@ def _cycles(text: str, code: Path) -> dict[str, float]:
 
 
 def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
-    target, model, chip = workload.target, workload.model, workload.target.chip
+    target = workload.target
+    model = workload.model
+    chip = workload.target.chip
     clock = chip.clock_hz if chip.kind == "tpu" else 0.0
     share = efficiency(target.generation, getattr(model, "kernel", "xla"), getattr(model, "head_dim", LANES))
     links = network(target, mesh)

@@ -126,7 +126,8 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
     if used is None:
         raise CompilerFailure(f"{around.program}: {message[:2000]}")
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    needed, available = int(float(used[1]) * units[used[2]]), int(float(used[3]) * units[used[4]])
+    needed = int(float(used[1]) * units[used[2]])
+    available = int(float(used[3]) * units[used[4]])
     allocations = message.partition("Largest program allocations in hbm:")[2]
     return Estimate(
         fits=False,

@@ -41,7 +41,9 @@ def estimate_inference(args: argparse.Namespace) -> int:
             raise ValueError(f"--{flag} does not apply to --mode={args.mode}: leave it out, or use --mode=train")
     if args.overrides:
         raise ValueError(f"unexpected arguments: {' '.join(args.overrides)}")
-    target, name, program = find_target(args.target), args.model or "llama_7b", PROGRAM[args.mode]
+    target = find_target(args.target)
+    name = args.model or "llama_7b"
+    program = PROGRAM[args.mode]
     target.require_compiler()
     model = named_model(name, **given(args, MODEL_FLAGS))
     shape = args.mesh_dim or "1,1,1,-1", args.seq_len or 0, args.batch_size or 1

@@ -41,7 +41,9 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
     """Return the bytes per device and the modelled seconds, either of a whole context's prefill or of a decode step. A
     value is null if the compiler did not report it."""
     e = estimates[program]
-    s, time, loading = e.schedule, _step(workload, e), estimates.get(LOADING)
+    s = e.schedule
+    time = _step(workload, e)
+    loading = estimates.get(LOADING)
     shape = fields(workload, "mesh_dim", "seq_len", "batch_size") | fields(workload.model, "kernel", "compute_dtype")
     numbers = {
         **fields(e, "program", "hbm_bytes"),
@@ -63,7 +65,9 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
 def inference_text(title: str, workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> str:
     """Return the report on a compiled program of inference, the verdict first."""
     e = estimates[program]
-    s, time, lines = e.schedule, _step(workload, e), heading(title, workload, e)
+    s = e.schedule
+    time = _step(workload, e)
+    lines = heading(title, workload, e)
     held = f"weights {weight_bytes(workload) / GiB:.2f} GiB, cache {cache_bytes(workload) / GiB:.2f} GiB"
     if s is None or time is None or e.temp_bytes is None:
         parts = prefill_memory(workload) if program == PREFILL else {}
@@ -130,7 +134,8 @@ def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
 
 
 def _decode_text(workload: InferenceWorkload, time: StepTime) -> list[str]:
-    floor, rows = floor_seconds(workload), workload.batch_size
+    floor = floor_seconds(workload)
+    rows = workload.batch_size
     of_rows = f" in each of {rows} rows" if rows > 1 else ""
     return [
         f"  modelled {figures(time.step * 1e3)} ms per token{of_rows}, including {time.exposed * 1e3:,.3g} ms of "

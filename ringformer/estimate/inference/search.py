@@ -126,7 +126,8 @@ def longest(
     Weights and cache are counted before compilation, because they are arguments and need memory in any case.
     """
     reasons: list[str] = []
-    length, budget = SHORTEST, workload.target.budget
+    length = SHORTEST
+    budget = workload.target.budget
 
     def held(tokens: int) -> float:
         """Bytes of weights and cache on the mesh where they take the least."""

@@ -56,7 +56,8 @@ def search(generation: str, head_dim: int, count: Count = count_kernel) -> Itera
             too_large.append((q_chunk, k_chunk))
             return Candidate(q_chunk, k_chunk, None, "too large for the chip's VMEM")
 
-    best, waiting = 0.0, [(1024, 1024), (512, 512)]
+    best = 0.0
+    waiting = [(1024, 1024), (512, 512)]
     while waiting:
         chunks = waiting.pop(0)
         if chunks in tried:
@@ -65,7 +66,8 @@ def search(generation: str, head_dim: int, count: Count = count_kernel) -> Itera
         yield (candidate := judge(*chunks, best))
         share = candidate.share_of_ideal or 0.0
         if share > best:
-            best, waiting = share, _neighbours(*chunks)
+            best = share
+            waiting = _neighbours(*chunks)
 
 
 def _neighbours(q: int, k: int) -> list[tuple[int, int]]:

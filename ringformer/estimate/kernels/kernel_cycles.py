@@ -49,8 +49,10 @@ def with_machine_code(
     attends = workload.has_closed_forms and workload.model.attention != "vanilla"
     if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
         return estimate
-    program, cache = Program.parse(estimate.text), KernelCache.of(workload.target)
-    wanted, cycles = kernel_keys(program, of_chunk_pairs), cache.read()
+    program = Program.parse(estimate.text)
+    cache = KernelCache.of(workload.target)
+    wanted = kernel_keys(program, of_chunk_pairs)
+    cycles = cache.read()
     missing = wanted.keys() - cycles.keys()
     if any(wanted[key] for key in missing):  # not if only copies and sums are missing: their bytes suffice
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
@@ -73,7 +75,8 @@ def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
     program."""
     if not estimate.untried_kernels:
         return estimate
-    wanted, cycles = kernel_keys(Program.parse(estimate.text), of_chunk_pairs), KernelCache.of(workload.target).read()
+    wanted = kernel_keys(Program.parse(estimate.text), of_chunk_pairs)
+    cycles = KernelCache.of(workload.target).read()
     tried = all(cycles.get(key) is not None for key, products in wanted.items() if products)
     return replace(estimate, untried_kernels=not tried)
 

@@ -37,7 +37,9 @@ from ringformer.ops.online_softmax import Softmax
 TARGETS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 """Generations for which kernels are judged, each with a slice that the compiler supports."""
 
-TOKENS, KEY_HEADS, PAIRS = 65536, 16, 64
+TOKENS = 65536
+KEY_HEADS = 16
+PAIRS = 64
 """Size of the shard. The compiler would keep arrays of a smaller shard on the chip, which would distort the counts."""
 
 Kind = Literal["forward", "backward"]
@@ -146,14 +148,22 @@ def compile_kernel(
       adds: the backward adds to the gradients of keys that arrived, as on a ring.
     """
     mesh = jax.sharding.Mesh(target.devices()[:1], "x")
-    chunks, window = (pair.q_chunk, pair.k_chunk), pair.window or None
+    chunks = (pair.q_chunk, pair.k_chunk)
+    window = pair.window or None
     array: Callable[..., Any] = partial(abstract_array, mesh, PartitionSpec())  # what is lowered instead of arrays
-    f32, bf16, int32 = jnp.float32, jnp.bfloat16, jnp.int32
+    f32 = jnp.float32
+    bf16 = jnp.bfloat16
+    int32 = jnp.int32
     q = array(bf16, 1, key_heads, pair.heads, tokens, pair.head_dim)
-    kv, ids = array(bf16, 2, 1, key_heads, tokens, pair.head_dim), array(int32, 1, tokens) if pair.packed else None
-    o, row, rows = array(f32, *q.shape), array(f32, *q.shape[:-1]), array(f32, 2, *q.shape[:-1])
-    columns, length = (array(int32, PAIRS),) * 6, array(int32)
-    bias, dkv = array(f32, 1, tokens) if biased else None, array(f32, *kv.shape) if adds else None
+    kv = array(bf16, 2, 1, key_heads, tokens, pair.head_dim)
+    ids = array(int32, 1, tokens) if pair.packed else None
+    o = array(f32, *q.shape)
+    row = array(f32, *q.shape[:-1])
+    rows = array(f32, 2, *q.shape[:-1])
+    columns = (array(int32, PAIRS),) * 6
+    length = array(int32)
+    bias = array(f32, 1, tokens) if biased else None
+    dkv = array(f32, *kv.shape) if adds else None
 
     def forward(state, queries, keys, bias, columns, length):
         table = PairTable(columns, length, (PAIRS, 0))
@@ -163,7 +173,8 @@ def compile_kernel(
         table = PairTable(columns, length, (PAIRS, 0))
         return flash_backward(dq, dkv, queries, keys, bias, do, rows, table, chunks, Logits(0.1, window=window), 0.1)
 
-    queries, keys = Queries(q, ids), Keys(kv, ids, None)
+    queries = Queries(q, ids)
+    keys = Keys(kv, ids, None)
     if kind == "forward":
         jax.jit(forward).lower(Softmax(o, row, row), queries, keys, bias, columns, length).compile()
     else:

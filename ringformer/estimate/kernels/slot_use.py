@@ -31,9 +31,11 @@ UNITS = {
     "VSTORE": "store",
 }
 """Names of the units, by the names that the compiler gives to their slots."""
-_FILLS, _SPILLS = "VLOAD:FILL", "VSTORE:SPILL"
+_FILLS = "VLOAD:FILL"
+_SPILLS = "VSTORE:SPILL"
 
-_SLOTS, _VMEM = "pre-delay_hlo-static-per-bundle-utilization", "vmem_report"
+_SLOTS = "pre-delay_hlo-static-per-bundle-utilization"
+_VMEM = "vmem_report"
 _COPY = re.compile(r"dma\.(?:hbm_to_vmem|vmem_to_hbm|general) [^;]*?size_in_granules=\*/(\d+)")
 """Pattern of copies between HBM and VMEM; `general` copies move arrays that are not contiguous."""
 _GRANULE_BYTES = {"v3": 512, "v4": 512}
@@ -120,7 +122,8 @@ NOTHING = SlotUse(0.0, {}, 0.0, 0.0, 0.0, 0.0)
 
 def one_after_the_other(uses: Iterable[SlotUse]) -> SlotUse:
     """Add up uses; on-chip memory is the maximum."""
-    uses, busy = [NOTHING, *uses], Counter[str]()
+    uses = [NOTHING, *uses]
+    busy = Counter[str]()
     for use in uses:
         busy.update(use.busy)
     cycles, _, fills, spills, moved, vmem = zip(*uses, strict=True)

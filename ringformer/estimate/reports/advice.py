@@ -37,7 +37,8 @@ def _cures(workload: Workload, time: StepTime) -> list[str]:
             return [f"set kernel=auto, which is {auto.model.kernel} here"]
         return [f"attention runs in XLA's blocks ({line.removeprefix('kernel xla: ')})"]
     if time.exposed > EXPOSED * time.step:
-        sp, tokens = workload.mesh_shape[3], workload.ring_tokens
+        sp = workload.mesh_shape[3]
+        tokens = workload.ring_tokens
         smaller = f"use {_way(workload)}a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
         more = "train longer sequences or more of them per step, or use a smaller tp"
         return [
@@ -56,7 +57,8 @@ def _way(workload: Workload) -> str:
 
 def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
     """Propose to keep the attention's outputs if they should fit, so that the ring runs forward only once."""
-    model, target = workload.model, workload.target
+    model = workload.model
+    target = workload.target
     if model.remat != "full" or model.remat_group > 1:
         return []
     above = estimate.peak_bytes / peak_bytes(workload)  # ratio of the compiler's bytes to the closed form's
@@ -64,7 +66,8 @@ def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
         groups = 1 if offload else model.head_groups
         other = replace(model, remat="attention", offload=offload, head_groups=groups)
         faster = replace(workload, model=other)
-        peak, host = above * peak_bytes(faster), host_bytes(faster)
+        peak = above * peak_bytes(faster)
+        host = host_bytes(faster)
         if peak <= target.budget and host + state_bytes(faster) <= target.chip.host_bytes:
             ratio = computation_seconds(faster) / computation_seconds(workload)
             settings = "remat=attention" + (" with offload" if offload and not model.offload else "")

@@ -50,7 +50,8 @@ def seconds_of_documents(
       chunk: tokens of the chunks of `by_rings`; None: those of the workload. The TPU kernels are slower with smaller
         ones, by the shares counted on v5e.
     """
-    ranks, model = workload.ring_size, workload.model
+    ranks = workload.ring_size
+    model = workload.model
     one = one_document(workload).by_hop[0]
     step = _compiled(schedule, one) if schedule else _counted(workload)
     slower, within = 1.0, 0.0  # within: pairs within pieces, which XLA computes
@@ -79,7 +80,8 @@ def seconds_of_documents(
 def one_document(workload: Workload) -> RingWork:
     """Count the work of one document that fills a sequence, with the workload's layout and chunks."""
     model = workload.model
-    ids, gathered = np.zeros(workload.seq_len, np.int8), model.ring == "gathered"
+    ids = np.zeros(workload.seq_len, np.int8)
+    gathered = model.ring == "gathered"
     return ring_work(ids, model.layout, workload.ring_size, _chunks(workload), gathered=gathered)
 
 
@@ -100,7 +102,8 @@ class _Step(NamedTuple):
 
 
 def _counted(workload: Workload) -> _Step:
-    attention, exposed = attention_seconds(workload), exposed_seconds(workload)
+    attention = attention_seconds(workload)
+    exposed = exposed_seconds(workload)
     pairs = sum(attention.values())
     passes = attention_passes(workload, workload.model.num_layers)
     links = [(hop.link * passes[name], attention[name]) for name, hop in ring_hops(workload).items()]
@@ -154,7 +157,8 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
     by_rings = loader.work_by_rings(_chunks(workload), workload.sequences_at_once, gathered)
     if by_rings is None:
         return None
-    schedule, work = estimate.schedule if estimate else None, overall(by_rings)
+    schedule = estimate.schedule if estimate else None
+    work = overall(by_rings)
     time = StepTime(seconds_of_documents(workload, by_rings, schedule), 0.0, workload.step_tokens)
     return {
         "one_document_step_seconds_model": seconds_of_documents(workload, {1: (1.0, one_document(workload))}, schedule),
@@ -168,7 +172,8 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
 
 def documents_text(documents: dict) -> str:
     """Return the line on `documents_json`."""
-    balance, excess = documents["slowest_over_mean"], documents["computed_over_visible"]
+    balance = documents["slowest_over_mean"]
+    excess = documents["computed_over_visible"]
     days = documents["days_model"]
     whole = f", {duration(86400 * days)} in all" if days else ""
     return (
@@ -202,12 +207,14 @@ def ways_to_pack(workload: Workload, store: str) -> list[Packed]:
 
     Raises ValueError for a ring that is too large to count.
     """
-    lengths, timed = np.diff(open_one(store, ("train",)).offsets), []
+    lengths = np.diff(open_one(store, ("train",)).offsets)
+    timed = []
     own = workload.model.q_chunk or default_chunk(workload.ring_tokens)
     chunks: tuple[int, ...] = (own,)
     if workload.model.kernel == "pallas":
         chunks = own, *(chunk for chunk in CHUNKS if chunk < own)
-    at_once, gathered = workload.sequences_at_once, workload.model.ring == "gathered"
+    at_once = workload.sequences_at_once
+    gathered = workload.model.ring == "gathered"
     for way in balances(lengths, workload.seq_len, workload.ring_size, chunks, at_once, gathered):
         seconds = seconds_of_documents(in_layout(workload, way.layout), way.by_rings, chunk=way.chunk)
         timed.append(Packed(way, seconds))

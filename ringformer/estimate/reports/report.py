@@ -46,9 +46,12 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict:
     Without an estimate (None), the bytes come from closed forms, and the seconds include only computation. A value is
     null if the compiler stopped before it reported the value, or if only a compiler can report it.
     """
-    w, llama = workload, workload.has_closed_forms
+    w = workload
+    llama = workload.has_closed_forms
     e = estimate or _counted(w)
-    s, alive, hops = e.schedule, e.peak_buffers, ring_hops(w) if estimate and llama else None
+    s = e.schedule
+    alive = e.peak_buffers
+    hops = ring_hops(w) if estimate and llama else None
     time = modelled_time(w, e) if estimate else computation_time(w)
     used = mfu(w, time) if time else {}
     proposals = advice(w, estimate, time) if estimate and s and time else []
@@ -77,7 +80,8 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict:
 
 def _counted(workload: Workload) -> Estimate:
     """Return the estimate of a train step by closed forms."""
-    target, peak = workload.target, peak_bytes(workload)
+    target = workload.target
+    peak = peak_bytes(workload)
     return Estimate(
         fits=peak <= target.budget,
         peak_bytes=round(peak),
@@ -120,7 +124,9 @@ def _transfer_json(t: Transfer) -> dict:
 def estimate_text(title: str, workload: Workload, estimate: Estimate, documents: dict | None = None) -> str:
     """Return the report on a compiled workload: the verdict first, then the seconds by its store's documents
     (`documents_json`), if it has a store."""
-    e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
+    e = estimate
+    s = estimate.schedule
+    time = modelled_time(workload, estimate)
     lines = [*heading(title, workload, e), *_by_documents(documents)]
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         return "\n".join(lines + _parts(workload))
@@ -209,7 +215,8 @@ def _largest_buffers(alive: PeakBuffers | None) -> list[str]:
 def closed_form_text(title: str, workload: Workload, documents: dict | None) -> str:
     """Return the report on a run that was not compiled: the results of closed forms, and what they cannot show;
     `documents` as in `estimate_text`."""
-    e, chip = _counted(workload), workload.target.chip
+    e = _counted(workload)
+    chip = workload.target.chip
     step, save = ("should fit" if fits else "should not fit" for fits in (e.fits, e.fits_host))
     lines = [
         title,

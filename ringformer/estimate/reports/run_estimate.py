@@ -48,7 +48,8 @@ class RunEstimate:
             if not self.fits(p)
         ]
         if not self.step.fits_host:
-            host, usual = self.step.save_host_bytes / GiB, self.step.usual_host_bytes / GiB
+            host = self.step.save_host_bytes / GiB
+            usual = self.step.usual_host_bytes / GiB
             what = "offloaded activations and a save" if self.step.host_bytes else "a save"
             reasons.append(f"the host needs {host:.1f} GiB per device for {what}, a usual one has {usual:.1f}")
         return reasons

@@ -61,7 +61,8 @@ def next_length(attempts: list[dict], first: int) -> int | None:
 def longest_start(workload: Workload) -> int:
     """Return the length at which a search begins: the longest power of two that fits by the closed form, with any
     settings."""
-    model, length = workload.model, 1024
+    model = workload.model
+    length = 1024
     settings = list(possible_settings(model)) if model.on_ring else [workload.settings]
 
     def fits(seq_len: int) -> bool:

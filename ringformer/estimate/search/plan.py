@@ -62,7 +62,8 @@ def plan(
     forms are chosen, and the log says what to install. Raises CompilerFailure if the compiler broke down on every
     candidate.
     """
-    target, seq_len = goal.target, goal.seq_len
+    target = goal.target
+    seq_len = goal.seq_len
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; leave it out to plan the longest context")
     ranked = list(candidates(goal))
@@ -80,7 +81,8 @@ def plan(
     smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
     failures: list[CompilerFailure] = []
     failed: set[Workload] = set()  # when machine code was generated, or in another program than the step
-    asked, waiting = 0, likely or ([smallest] if smallest else [])
+    asked = 0
+    waiting = likely or ([smallest] if smallest else [])
     for candidate in waiting:
         if candidate is not smallest and candidate.peak * excess > target.budget:
             refused.append((candidate, f"needs about {candidate.peak * excess / GiB:.1f} GiB, after what was compiled"))

@@ -15,7 +15,9 @@ from ringformer.hardware import GiB
 
 def _verdict(c: Candidate, e: Estimate | None) -> str:
     """Return the line on a candidate's memory and time, compiled or by the closed form."""
-    have, time, exposed = c.workload.target.chip.hbm_bytes, c.timed(e), ""
+    have = c.workload.target.chip.hbm_bytes
+    time = c.timed(e)
+    exposed = ""
     need, host, how = (e.peak_bytes, e.host_bytes, "compiled") if e else (c.peak, c.host, "closed form, not compiled")
     if e and e.schedule:
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of the ring exposed in its loops; "
@@ -62,7 +64,8 @@ def plan_text(planned: Plan) -> str:
     if planned.chosen is None:
         lines = [f"{title}: no candidate fits and is fast enough", "  use a larger slice, or half the sequence"]
     else:
-        w, m = planned.chosen.workload, planned.chosen.workload.model
+        w = planned.chosen.workload
+        m = planned.chosen.workload.model
         chunks = f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}" if m.q_chunk else ""
         kernel = f" --config.model.kernel=xla{chunks}" if m.kernel == "xla" else ""  # others come with auto
         programs = "  evaluation, init, saves and machine code were not checked: this needs the compiler"
@@ -97,7 +100,8 @@ def packing_text(planned: Plan, store: str) -> str:
     if workload.ring_size > MOST_RANKS:
         return f"  documents are counted on rings of at most {MOST_RANKS} ranks, not of {workload.ring_size}"
     ways = ways_to_pack(workload, store)
-    best, tokens = ways[0].way, workload.step_tokens
+    best = ways[0].way
+    tokens = workload.step_tokens
     chunks = f" --config.model.q_chunk={best.chunk} --config.model.k_chunk={best.chunk}"
     chunks = chunks if workload.model.kernel == "pallas" else ""  # other kernels keep their own
     return "\n".join(

@@ -39,7 +39,8 @@ class Network(NamedTuple):
 
 def network(target: Target, mesh: Mesh) -> Network:
     """Return the links between a target's devices, in the order of the mesh."""
-    chip, devices = target.chip, mesh.devices.flat
+    chip = target.chip
+    devices = mesh.devices.flat
     if chip.kind == "gpu":
         return Network(tuple((x.process_index, x.id) for x in devices), chip.link_bandwidth, chip.node_bandwidth)
     return Network(tuple(place(x) for x in devices), chip.link_bandwidth, wraps=target.wraps)
@@ -50,10 +51,12 @@ def link_seconds(links: Network, kind: str, groups: Groups) -> Float[np.ndarray,
     """Return the seconds that a collective of a kind in `QUEUED` occupies each link, one way, per byte of a device. A
     device sends its bytes to the target of its pair, or equal parts of them to all devices of its group, itself
     included."""
-    pairs, share = list(groups), 1.0
+    pairs = list(groups)
+    share = 1.0
     if kind == "all-to-all":
         whole = groups or (tuple(range(len(links.places))),)
-        pairs, share = [pair for group in whole for pair in permutations(group, 2)], 1 / len(whole[0])
+        pairs = [pair for group in whole for pair in permutations(group, 2)]
+        share = 1 / len(whole[0])
     places, (source, target) = np.array(links.places), np.array(pairs, int).reshape(-1, 2).T
     if not links.node_bandwidth:
         return share * _messages(places, places[source], places[target], links.wraps) / links.link_bandwidth
@@ -68,9 +71,11 @@ def _messages(
     places: Int[np.ndarray, "devices 4"], source: Int[np.ndarray, "pairs 4"], target: Int[np.ndarray, "pairs 4"], wraps
 ) -> Float[np.ndarray, " links"]:
     """Count the messages on each link of a TPU slice if every source sends one to its target."""
-    low, sides = places.min(axis=0), np.ptp(places, axis=0) + 1
+    low = places.min(axis=0)
+    sides = np.ptp(places, axis=0) + 1
     counts = np.zeros((2, len(sides), *sides))
-    at, core = source - low, len(sides) - 1
+    at = source - low
+    core = len(sides) - 1
     for dim, side in enumerate(sides):
         ahead = target[:, dim] - low[dim] - at[:, dim]
         around = wraps and dim != core

@@ -83,7 +83,8 @@ class Code(NamedTuple):
     def read(text: str) -> "Code":
         loops: dict[int, tuple[int, int | None]] = {}
         tests: dict[str, int] = {}
-        skipped, products = [], []
+        skipped = []
+        products = []
         number = 0
         for line in text.splitlines():
             if (bundle := _BUNDLE.match(line)) is None:

@@ -35,7 +35,8 @@ def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> f
     The start of an asynchronous copy counts for the whole copy. The end of a copy and the start of a collective count
     as no bytes, also on a SparseCore.
     """
-    opcode, here = instruction.opcode, program.computations[computation]
+    opcode = instruction.opcode
+    here = program.computations[computation]
     if opcode in _NO_WORK or opcode.endswith(("-done", "-update", "call-start")) or instruction.collective:
         return 0.0
     operands = [here[name] for name in instruction.operands if name in here]
@@ -61,7 +62,8 @@ def _fusion(program: Program, fusion: Instruction, operands: list[Instruction]) 
 
 def _read(program: Program, computation: str, name: str, size: float) -> float:
     """Bytes that a fused computation reads of one of its values; `size` is the size of the whole value."""
-    here, total = program.computations[computation], 0.0
+    here = program.computations[computation]
+    total = 0.0
     for user in here.values():
         for place in (i for i, operand in enumerate(user.operands) if operand == name):
             if user.opcode in _SLICES and place == 0:

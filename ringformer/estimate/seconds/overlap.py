@@ -137,7 +137,8 @@ def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = 
 def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str | None) -> list[Transfer]:
     """Return the transfers of a computation. If the computation is a loop's body, `loop` is the op name of that
     loop."""
-    program, rates = seconds.program, seconds.rates
+    program = seconds.program
+    rates = seconds.rates
     instructions = list(program.computations[name].values())
     spans = [*collectives(program, instructions), *host_copies(instructions)]
     if not spans:
@@ -165,7 +166,8 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     transfers = queued(QUEUED, before)
     for span in spans:
         if span.kind not in (*QUEUED, TO_HOST, FROM_HOST):
-            on_its_way, cover = span.bytes / gather_rate(rates.network, span.groups), _cover(span, before)
+            on_its_way = span.bytes / gather_rate(rates.network, span.groups)
+            cover = _cover(span, before)
             transfers.append(transfer(span, on_its_way, cover, max(0.0, on_its_way - cover)))
     passed = [a + b for a, b in zip(before, accumulate(waits), strict=True)]
     return [*transfers, *queued((TO_HOST,), passed), *queued((FROM_HOST,), passed)]
@@ -197,7 +199,8 @@ def _share_links(
     """
     starts = [(span.start, False, i) for i, span in enumerate(spans)]
     ends = [(span.last, True, i) for i, span in enumerate(spans)]
-    waited, links_are_free = 0.0, np.zeros_like(busy[0]) if busy else np.zeros(0)
+    waited = 0.0
+    links_are_free = np.zeros_like(busy[0]) if busy else np.zeros(0)
     through: dict[int, float] = {}
     seconds: dict[int, float] = {}
     waits: dict[int, float] = {}

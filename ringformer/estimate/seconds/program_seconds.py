@@ -23,7 +23,9 @@ from ringformer.ops.kernels.chunk_sizes import tuned_share
 from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.ops.ring_passes import LOOP
 
-ATTENTION, COPIES, OTHER = "attention", "copies and layout changes", "other"
+ATTENTION = "attention"
+COPIES = "copies and layout changes"
+OTHER = "other"
 CACHED = "attention to the cache"
 SCOPES = {
     "attention": "projections",

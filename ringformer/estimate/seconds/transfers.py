@@ -7,7 +7,8 @@ from typing import NamedTuple
 from ringformer.estimate.compiled.program_text import Array, Instruction, Program, parse_type
 from ringformer.estimate.seconds.link_loads import Groups
 
-TO_HOST, FROM_HOST = "copy to the host", "copy from the host"
+TO_HOST = "copy to the host"
+FROM_HOST = "copy from the host"
 """Kinds of transfers other than collectives: arrays that `offload` keeps in host memory."""
 
 _IN_HOST_MEMORY = "S(5)"
@@ -40,7 +41,8 @@ def collectives(program: Program, instructions: list[Instruction]) -> Iterator[S
     even across the iterations of a loop. And a SparseCore runs what a custom-call-start names, from the
     custom-call-update that hands it the array until custom-call-done.
     """
-    ends, here = _ends(instructions), {x.name: x for x in instructions}
+    ends = _ends(instructions)
+    here = {x.name: x for x in instructions}
     chains: dict[str, tuple[Instruction, int]] = {}
     for i, x in enumerate(instructions):
         if x.collective:
@@ -67,7 +69,8 @@ def collectives(program: Program, instructions: list[Instruction]) -> Iterator[S
 
 def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end: int | None) -> Span:
     """Describe a collective; `here` has the instructions of its computation, for the sizes of its operands."""
-    kind, array = x.collective or "", x.arrays[0]
+    kind = x.collective or ""
+    array = x.arrays[0]
     taken = sum(here[name].bytes for name in x.operands if name in here)
     given = x.bytes - (taken if len(x.arrays) > len(x.operands) else 0)  # the tuple of a start has its operands, too
     # The operands of a permute or an all-to-all; a gather's result, a scatter's operand.
@@ -79,7 +82,8 @@ def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end
 
 def host_copies(instructions: list[Instruction]) -> Iterator[Span]:
     """Yield the copies of a computation between the memories of device and host: whole arrays, or slices of them."""
-    here, ends = {x.name: x for x in instructions}, _ends(instructions)
+    here = {x.name: x for x in instructions}
+    ends = _ends(instructions)
     for i, x in enumerate(instructions):
         starts = x.opcode.endswith("-start") and not x.collective
         if not starts and x.opcode not in ("copy", "dynamic-slice", "dynamic-update-slice", "fusion"):

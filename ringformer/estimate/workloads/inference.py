@@ -10,7 +10,9 @@ from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.ops.layouts import Layout
 from ringformer.parallel.mesh import AXIS_NAMES
 
-PREFILL, FIRST_CHUNK, DECODE = "prefill", "prefill of the first chunk", "decode step"
+PREFILL = "prefill"
+FIRST_CHUNK = "prefill of the first chunk"
+DECODE = "decode step"
 """PREFILL reads the last chunk of a context into the cache (without chunks, the whole context); FIRST_CHUNK reads the
 first of several, with nothing before it; DECODE generates one token of each row with a full cache."""
 INFERENCE = (PREFILL, FIRST_CHUNK, DECODE)

@@ -19,12 +19,15 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     program runs, a device holds only its arguments and results besides. Raises ValueError for an invalid mesh."""
     workload.check()
     mesh = workload.mesh()
-    sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
+    sizes = workload.sizes
+    rows = workload.batch_size
+    options = dict(compiler_options(mesh))
     programs = Programs(
         inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh, workload.cache_dtype
     )
     if program == LOADING:
-        lowered, options = _lower_loading(programs.config, mesh), {}
+        lowered = _lower_loading(programs.config, mesh)
+        options = {}
     elif program == DECODE:
         lowered = programs.lower_decode(rows, sizes.capacity, sizes.read(sizes.capacity), Kind())
     elif program in (PREFILL, FIRST_CHUNK):
@@ -40,7 +43,8 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
 def _lower_loading(config: DecoderConfig, mesh: Mesh) -> jax.stages.Lowered:
     """Lower the conversion of the largest parameter from shards to shares, as it runs when all other parameters are
     loaded."""
-    shardings, shares = weight_shardings(config, mesh), weight_shares(config, mesh)
+    shardings = weight_shardings(config, mesh)
+    shares = weight_shares(config, mesh)
     params = jax.tree.map(lambda x, share: x.update(dtype=share.dtype), abstract_params(shardings, mesh), shares)
     leaves = zip(*map(jax.tree.leaves, (params, shardings, shares)), strict=True)
     (x, shard, share), *others = sorted(leaves, key=lambda leaf: leaf[0].size, reverse=True)

@@ -33,7 +33,8 @@ def _messages_of_a_hop(workload: Workload) -> float:
     """Return the messages on the busiest link of a hop, which is as many as the links that one crosses: the chips of a
     rank's side. Half of them go the other way around a torus if both ways are equally long."""
     target, (_, _, tp, sp) = workload.target, workload.mesh_shape
-    boxes, sides = _boxes(target, sp, tp, workload.model.ulysses), (*_sides(target), 0)
+    boxes = _boxes(target, sp, tp, workload.model.ulysses)
+    sides = (*_sides(target), 0)
     if boxes.ring is None:
         return 2 * max(boxes.rank)  # to every second place of a path
     crossed = [
@@ -48,9 +49,11 @@ def hop_rate(workload: Workload, window: int = 0) -> float:
     """Bytes per second of one device in a hop of the ring, in both directions together if half of the keys go each
     way, as those of layers with a window do in the layout zigzag."""
     target, (_, _, tp, sp) = workload.target, workload.mesh_shape
-    rate, ways = target.ring_bandwidth(sp * tp), 1
+    rate = target.ring_bandwidth(sp * tp)
+    ways = 1
     if target.chip.kind == "tpu":
-        rate, ways = rate / _messages_of_a_hop(workload), 2
+        rate = rate / _messages_of_a_hop(workload)
+        ways = 2
     elif sp * tp > GPUS_OF_A_NODE > tp * workload.model.ulysses:
         ways = 2  # each way leaves a node over the network of another GPU
     both = workload.model.layout == "zigzag" if window else workload.model.ring == "both_ways"
@@ -66,7 +69,8 @@ def exchange_rate(workload: Workload) -> float:
         beyond = (ulysses - here) / (chip.node_bandwidth or chip.link_bandwidth)
         return ulysses / max((here - 1) / chip.link_bandwidth, beyond)
     # Over the middle of a side of s chips, s/2 chips send half of their bytes to s/2 others; around a torus, both ways.
-    box, sides = _boxes(target, sp, tp, ulysses).rank, _sides(target)
+    box = _boxes(target, sp, tp, ulysses).rank
+    sides = _sides(target)
     loads = [n / (8 if target.wraps and n == side > 2 else 4) for n, side in zip(box, sides, strict=False) if n > 1]
     return chip.link_bandwidth / max(loads, default=0.25)
 
@@ -77,7 +81,8 @@ def keys_rate(workload: Workload) -> float:
     target, (_, _, tp, sp) = workload.target, workload.mesh_shape
     if target.chip.kind == "gpu":
         return _gpu_gather_rate(target, sp * tp, tp * workload.model.ulysses)
-    boxes, dims = _boxes(target, sp, tp, workload.model.ulysses), len(_sides(target))
+    boxes = _boxes(target, sp, tp, workload.model.ulysses)
+    dims = len(_sides(target))
     ring = boxes.ring or _sides(target)
     sides = [side for side, ranks in zip(boxes.rank[:dims], ring[:dims], strict=True) if ranks > 1]
     return target.chip.link_bandwidth * 2 * max(1, len(sides)) / max(sides, default=1) / _cores(target)
@@ -95,7 +100,8 @@ def weights_rate(workload: Workload) -> float:
 def _gpu_gather_rate(target: Target, devices: int, groups: int) -> float:
     """Return the rate of gathers over neighbouring GPUs that interleave as so many groups: between nodes, over the
     network of each member that a node has."""
-    chip, members = target.chip, max(1, GPUS_OF_A_NODE // groups)
+    chip = target.chip
+    members = max(1, GPUS_OF_A_NODE // groups)
     if devices <= GPUS_OF_A_NODE or not chip.node_bandwidth:
         return chip.link_bandwidth
     return min(chip.link_bandwidth, members * chip.node_bandwidth)

@@ -24,7 +24,11 @@ from ringformer.runs.config import OptimizerConfig
 from ringformer.train.program import make_program
 from ringformer.train.state import all_finite, make_first_state, make_init
 
-TRAIN_STEP, EVALUATION, INIT, FIRST_STATE, CHECK = "train step", "evaluation", "init", "first state", "finiteness check"
+TRAIN_STEP = "train step"
+EVALUATION = "evaluation"
+INIT = "init"
+FIRST_STATE = "first state"
+CHECK = "finiteness check"
 PROGRAMS = (TRAIN_STEP, EVALUATION, INIT, FIRST_STATE, CHECK)
 """Device programs of a run. INIT draws the parameters from the seed (`init_from` reads them instead); FIRST_STATE adds
 the optimizer's state; CHECK reads the state before a save, to check that it is finite."""
@@ -54,11 +58,15 @@ class LoweredProgram(NamedTuple):
 def lower_program(workload: Workload, program: str) -> LoweredProgram:
     """Lower one of `PROGRAMS` for abstract arrays on the target, with AdamW. Raises ValueError for an invalid mesh."""
     workload.check()
-    model, mesh = workload.model, workload.mesh()
+    model = workload.model
+    mesh = workload.mesh()
     sizes: dict[str, Any] = {"seq_len": workload.seq_len, "accumulate": workload.accumulate, "lora": workload.lora}
     run = make_program(model, mesh, OptimizerConfig(), steps=1000, **sizes)
-    state, frozen, batch = run.state, run.frozen, _abstract_batch(workload, mesh)
-    options, alive = dict(compiler_options(mesh, training=True)), BATCHES_AHEAD * device_bytes(batch)
+    state = run.state
+    frozen = run.frozen
+    batch = _abstract_batch(workload, mesh)
+    options = dict(compiler_options(mesh, training=True))
+    alive = BATCHES_AHEAD * device_bytes(batch)
     if program == TRAIN_STEP:
         lowered = run.step.lower(state, batch, *frozen)
     elif program == EVALUATION:
@@ -66,13 +74,18 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
         alive += device_bytes(state._replace(params=None))
     elif program == INIT:
         init = run.lora.make_init(0) if run.lora else make_init(model, run.shardings.params, mesh, seed=0)
-        lowered, options, alive = init.lower(), {}, 0
+        lowered = init.lower()
+        options = {}
+        alive = 0
     elif program == FIRST_STATE:
         # The parameters are alive although the program only makes zeros and does not read them.
-        lowered, options = make_first_state(run.optimizer, run.shardings, mesh).lower(state.params), {}
+        lowered = make_first_state(run.optimizer, run.shardings, mesh).lower(state.params)
+        options = {}
         alive = device_bytes((state.params, frozen))
     elif program == CHECK:
-        lowered, options, alive = all_finite.lower(state), {}, alive + device_bytes(frozen)
+        lowered = all_finite.lower(state)
+        options = {}
+        alive = alive + device_bytes(frozen)
     else:
         raise ValueError(f"unknown program {program!r}; a run has: {', '.join(PROGRAMS)}")
     options |= WITHOUT_DEVICES[workload.target.chip.kind]
@@ -95,7 +108,8 @@ def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
     def array(dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
         return abstract_array(mesh, BATCH, dtype, workload.batch_size, workload.seq_len, *shape)
 
-    ids, mask = array(jnp.int32), array(jnp.bool_)
+    ids = array(jnp.int32)
+    mask = array(jnp.bool_)
     batch = Batch(ids, ids, ids, ids if workload.masks else None, mask, mask)
     features = family_with(type(workload.model)).features
     return (
@@ -117,8 +131,10 @@ def lower_attention(workload: Workload) -> LoweredProgram:
     If arrays and memories are the same, the compiler generates the same instructions for this part as for the whole
     step. An instruction that differs from the step's has a different key (`seconds/kernel_keys.py`) and does not count.
     """
-    model, mesh = workload.model, workload.mesh()
-    dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")
+    model = workload.model
+    mesh = workload.mesh()
+    dtype = jnp.dtype(model.compute_dtype)
+    spec = P(("dp", "fsdp"), "sp", "tp")
     ring = model.on_ring  # otherwise every device has all keys, as in the model
     attend = partial(
         model.attend,
@@ -139,7 +155,8 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         return results
 
     key_heads = max(model.num_kv_heads, mesh.shape["tp"])  # with fewer heads than tp ranks, each rank reads one
-    shape, ids_spec = (workload.batch_size // workload.accumulate, workload.seq_len), P(("dp", "fsdp"), "sp")
+    shape = (workload.batch_size // workload.accumulate, workload.seq_len)
+    ids_spec = P(("dp", "fsdp"), "sp")
     q, k = (
         abstract_array(mesh, spec, dtype, *shape, heads // model.head_groups, model.head_dim)
         for heads in (model.num_heads, key_heads)

@@ -129,7 +129,8 @@ def find_target(name: str) -> Target:
     if re.search(r"(?<!\d)0+(?!\d)", name.partition(":")[2] or name.partition("x")[0]):
         raise ValueError(f"target {name!r} has a size of 0")
     if match := re.fullmatch(r"(\d+)x([A-Za-z][\w-]*)", name):
-        count, gpu = int(match[1]), match[2].upper()
+        count = int(match[1])
+        gpu = match[2].upper()
         gpu = "A100-80" if gpu in ("A100", "A100-80GB") else gpu
         if gpu in CHIPS and (count <= 8 or count % 8 == 0):
             return Target(name, gpu, f"1x{max(1, count // 8)}x{min(count, 8)}")

@@ -14,7 +14,8 @@ from ringformer.evals.cases import content_hash
 from ringformer.evals.longbench.scores import METRICS, base_task, fault_of
 from ringformer.files.untrusted import read_object
 
-PROMPTS, NEW_TOKENS = "dataset2prompt.json", "dataset2maxlen.json"
+PROMPTS = "dataset2prompt.json"
+NEW_TOKENS = "dataset2maxlen.json"
 HOW = (
     "name the folder LongBench of github.com/THUDM/LongBench, with config/, into which data.zip of the dataset "
     "THUDM/LongBench was unpacked (data/)"
@@ -63,7 +64,8 @@ def read_tasks(folder: Path, names: Sequence[str] | None) -> list[Task]:
     tasks = []
     for name in names or present:
         base = base_task(name)
-        prompt, most = prompts.get(base), new_tokens.get(base)
+        prompt = prompts.get(base)
+        most = new_tokens.get(base)
         if type(prompt) is not str or "{context}" not in prompt or type(most) is not int or most < 1:
             raise ValueError(f"{folder}/config has no prompt with {{context}}, or no number of new tokens, for {base}")
         lines = enumerate(present[name].read_bytes().splitlines(), 1)
@@ -79,7 +81,8 @@ def _question(line: bytes, task: str, name: str) -> Question:
     try:
         row: dict[str, Any] = json.loads(line)
         texts = row["context"], row["input"]
-        answers, classes = row["answers"], row.get("all_classes") or []
+        answers = row["answers"]
+        classes = row.get("all_classes") or []
     except (ValueError, TypeError, LookupError, AttributeError):
         raise ValueError(f"{name} is no row of LongBench, with context, input, answers and all_classes") from None
     are_lists = type(answers) is list and type(classes) is list

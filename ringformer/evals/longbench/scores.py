@@ -96,7 +96,8 @@ def _f1(answer: Sequence[str], reference: Sequence[str]) -> float:
     same = (Counter(answer) & Counter(reference)).total()
     if not same:
         return 0.0
-    precision, recall = same / len(answer), same / len(reference)
+    precision = same / len(answer)
+    recall = same / len(reference)
     return 2 * precision * recall / (precision + recall)
 
 

@@ -114,7 +114,9 @@ class _Drawn:
 
     def __init__(self, passages: Sequence[str], needles: int, *seeds: object):
         rng = seeded(*seeds)
-        self._passages, self._needles, self._seeds = passages, needles, seeds
+        self._passages = passages
+        self._needles = needles
+        self._seeds = seeds
         self._first = rng.randrange(len(passages))
         self._wanted = Request(rng.choice(KINDS), rng.choice(NOUNS))
         self.asked = rng.randrange(needles)

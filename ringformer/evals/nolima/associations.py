@@ -127,7 +127,8 @@ def cases_of_length(
     The case of a depth has the same needle for `direct` and for the question without a literal match.
     """
     pairs, names = usable(haystack)
-    limit, guess = room_for_prompt(length, MAX_NEW_TOKENS), None
+    limit = room_for_prompt(length, MAX_NEW_TOKENS)
+    guess = None
     for depth, index in product(depths, range(count)):
         drawn = _draw(seeded("nolima", seed, length, depth, index), pairs, names)
 

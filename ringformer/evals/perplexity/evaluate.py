@@ -49,7 +49,8 @@ class Evaluation(NamedTuple):
 def evaluate_perplexity(args: argparse.Namespace) -> None:
     """Run `ringformer eval perplexity`."""
     with _opened(args) as (model, documents):
-        lengths, longest = model.lengths, max(model.lengths)
+        lengths = model.lengths
+        longest = max(model.lengths)
         last = min(lengths) // 2 if args.last is None else args.last
         by_context.check(lengths, last)
         chosen = documents.choose(longest, args.documents, say)
@@ -166,7 +167,8 @@ def _evaluator(args: argparse.Namespace, model: Opened) -> Iterator[Opened]:
 
 def _run(evaluation: Evaluation, args: argparse.Namespace, model: Opened, documents: Documents) -> None:
     """Read all stretches that the file of cases lacks, and write the outputs."""
-    name, store = evaluation.name, documents.store
+    name = evaluation.name
+    store = documents.store
     settings = {"store": store.meta["fingerprint"], "documents": args.documents, "begin": documents.begin}
     with model.cases(name, settings | evaluation.settings, evaluation.check) as file:
         token_losses = model.load(max(model.lengths)).generator.token_losses

@@ -22,9 +22,11 @@ from ringformer.evals.tables import accuracy_interval, contexts, grouped, interv
 from ringformer.files.run_layout import REPORT
 from ringformer.files.untrusted import contained, read_object
 
-SCORE, NATS = "score", "nats per token"
+SCORE = "score"
+NATS = "nats per token"
 """Units: a share, from 0 to 1, and a loss."""
-CASES, RESULTS = "cases.jsonl", "results.json"
+CASES = "cases.jsonl"
+RESULTS = "results.json"
 """Files of an evaluation; the second is the harness's."""
 SHARES = ("acc", "exact_match")
 """Beginnings of the harness's metrics that are shares."""

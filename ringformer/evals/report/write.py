@@ -67,7 +67,8 @@ def cells(line: Line) -> tuple[str, ...]:
     context = "" if line.context is None else f"{line.context:,}"
     name = line.task.replace("|", "\\|")
     if line.unit == SCORE:
-        value, unit = f"{line.value:.1%}", SCORE
+        value = f"{line.value:.1%}"
+        unit = SCORE
         interval = "" if line.interval is None else f"{line.interval[0]:.1%} to {line.interval[1]:.1%}"
     else:
         value = f"{line.value:.4f}"

@@ -26,7 +26,8 @@ HOPS = 4
 COMMON_WORDS = 10
 LONG = 4096
 """Shortest context, in tokens, in which lists repeat each word more often and prompts shrink in larger steps."""
-EXAMPLE_TOKENS, EXAMPLE_NOISES = 500, 5
+EXAMPLE_TOKENS = 500
+EXAMPLE_NOISES = 5
 """Most tokens of the example of `vt`, and fewest sentences of noise in it."""
 DEPTHS = tuple(round(100 * i / 39) for i in range(40))
 """Depths of needles in essays, as percentages of the sentences."""

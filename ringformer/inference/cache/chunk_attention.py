@@ -59,7 +59,8 @@ def attend_cached(
 ) -> Softmax:
     """Attend from this rank's queries to the valid keys of all ranks. The cache may have one row that all rows of
     queries share. Return the state of rows [B, T, H]; `options` go to `ring_attention`."""
-    B, slots = len(q), cache.positions.shape[1]
+    B = len(q)
+    slots = cache.positions.shape[1]
     q = rearrange(q, "(rows b) t h d -> rows (b t) h d", rows=len(cache.positions))  # a shared cache has one long row
     axis = ring if reads.travels == "keys" else None
     if axis is None:
@@ -85,7 +86,8 @@ def attend_cached(
         return attend(state, start, segment_ids=segments, **kernel)
 
     state = vary_like(online_softmax.init((rows, T, H), d), q, cache.k, pieces)
-    whole_pieces, mixed_pieces = pieces.counts[0], pieces.counts[1]
+    whole_pieces = pieces.counts[0]
+    mixed_pieces = pieces.counts[1]
     with jax.named_scope(f"at_most_{reads.pieces}_trips"):
         state = lax.fori_loop(jnp.int32(0), whole_pieces, whole, state)
     if reads.holes:

@@ -99,7 +99,8 @@ class Slots:
     def pieces(self, size: int) -> Pieces:
         """Divide the slots of a rank into pieces of `size` slots. A last piece that has fewer is never whole."""
         held = self._positions >= 0
-        all_, any_ = held.all(axis=(0, 1)), held.any(axis=(0, 1))
+        all_ = held.all(axis=(0, 1))
+        any_ = held.any(axis=(0, 1))
         missing = -self.capacity % size
         whole = np.pad(all_, (0, missing)).reshape(-1, size).all(axis=1)
         mixed = np.pad(any_, (0, missing)).reshape(-1, size).any(axis=1) & ~whole

@@ -74,7 +74,8 @@ def attend_window(
         chunk = lax.all_gather(x, ring, axis=1, tiled=True, to="invarying")[:, natural]
         return jnp.concatenate([lax.psum(share, ring), chunk], axis=1)
 
-    k, v = joined(k, cache.k), joined(v, cache.v)
+    k = joined(k, cache.k)
+    v = joined(v, cache.v)
     ids = jnp.concatenate([held, jnp.ones((B, order.size), jnp.int32)], axis=1)  # 0: the row has no such token
     starts, length = intervals(order)
     outputs = []

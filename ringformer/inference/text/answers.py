@@ -13,11 +13,13 @@ class RowText:
     stop string on."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: Sequence[str]):
-        self._stream, self._ends = TextStream(tokenizer, prompt.ids), prompt.ends
+        self._stream = TextStream(tokenizer, prompt.ids)
+        self._ends = prompt.ends
         self.stops = StopStrings(stop)
         self.ids: list[int] = []
         """Tokens so far, including the end token."""
-        self._lead, self._begin = prompt.lead, ""
+        self._lead = prompt.lead
+        self._begin = ""
 
     def push(self, token: int) -> str:
         """Return the text that is final once `token` is known."""
@@ -33,7 +35,9 @@ class RowText:
         if len(begin) < len(self._lead) and self._lead.startswith(begin):
             self._begin = begin
             return ""
-        lead, self._lead, self._begin = self._lead, "", ""
+        lead = self._lead
+        self._lead = ""
+        self._begin = ""
         return begin.removeprefix(lead)
 
 
@@ -55,7 +59,8 @@ class Answer(Iterator[str]):
     """One row's text in pieces. To stop early, call `close` or just stop iterating."""
 
     def __init__(self, session: Session, prompt: Prompt, cached: int, steps: Iterator[list[int | None]], row: RowText):
-        self.session, self.prompt = session, prompt
+        self.session = session
+        self.prompt = prompt
         self.prompt_tokens = len(prompt.ids) - cached
         """Number of prompt tokens that were read for this answer, those that were not in the cache."""
         self.ids = row.ids

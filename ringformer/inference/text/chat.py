@@ -32,7 +32,8 @@ class Chat:
         self.messages: list[Message] = [] if system is None else [Message("system", system)]
         """Conversation so far. The last answer is not included: the next `ask` first appends the part of it that was
         generated."""
-        self._generator, self._begin = generator, begin
+        self._generator = generator
+        self._begin = begin
         self._session = session or generator.session()
         self._last: Answer | None = None
 
@@ -44,7 +45,9 @@ class Chat:
 
         Raises ValueError as `TextGenerator.stream` does; the conversation is then unchanged.
         """
-        generator, messages, last = self._generator, [*self.messages], self._last
+        generator = self._generator
+        messages = [*self.messages]
+        last = self._last
         if last is not None:
             last.close()
             messages.append(Message("assistant", last.text.removesuffix(last.prompt.tail)))

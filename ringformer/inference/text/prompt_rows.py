@@ -39,7 +39,9 @@ class PromptRows:
             if number > len(rows) or _asked(_read(line)[0]) != _asked(rows[number - 1][0]):
                 of = f"{path}:{lines[number - 1][0]}" if number <= len(rows) else f"a row of {path}"
                 raise ValueError(f"{out}:{number} does not answer {of}: choose another --out")
-        self._out, self._path, self.failed = out, path, 0
+        self._out = out
+        self._path = path
+        self.failed = 0
         self._numbers = [number for number, _ in lines[len(answered) :]]
         """Line of each row in the file."""
         self._rows = [row for row, _ in rows[len(answered) :]]
@@ -69,22 +71,26 @@ class PromptRows:
             batches = model.complete_batches(prompts, batch_size, max_new_tokens, sampling, stop)
             texts = itertools.chain.from_iterable(batches)
             for number in range(start, end):
-                row, prompt = self._rows[number], self._prompts[number]
+                row = self._rows[number]
+                prompt = self._prompts[number]
                 if isinstance(prompt, Prompt):
                     answer = {"text": next(texts)}
                 else:
-                    answer, self.failed = {"error": prompt}, self.failed + 1
+                    answer = {"error": prompt}
+                    self.failed = self.failed + 1
                     print(f"{self._path}:{self._numbers[number]}: {prompt}", file=sys.stderr)
                 append_line(self._out, json.dumps(row | answer))
 
     def _groups(self) -> Iterator[tuple[int, int]]:
         """Yield stretches of rows whose prompts begin with the same text, at least half of the shortest one."""
-        start, ids = 0, list[list[int]]()
+        start = 0
+        ids = list[list[int]]()
         for number, prompt in enumerate(self._prompts):
             new = prompt.ids if isinstance(prompt, Prompt) else None
             if new and ids and 2 * shared_tokens([*ids[:1], new]) < min(map(len, [*ids, new])):
                 yield start, number
-                start, ids = number, []
+                start = number
+                ids = []
             ids += [new] if new else []
         if self._prompts:
             yield start, len(self._prompts)

@@ -29,7 +29,8 @@ def converse(ask: Callable[[str], Answer]) -> int:
 def print_answer(answer: Answer) -> int:
     """Print an answer as it is generated, and its speed; return the exit code. On a terminal, control characters are
     made visible."""
-    code, shown = 0, visible if sys.stdout.isatty() else str
+    code = 0
+    shown = visible if sys.stdout.isatty() else str
     try:
         for piece in answer:
             print(shown(piece), end="", flush=True)

@@ -113,7 +113,8 @@ class TextGenerator:
         prompts begin is read once."""
         common = shared_tokens([prompt.ids for prompt in prompts]) if len(prompts) > 1 else 0
         common = shared_length(self.generator, common, -(-len(prompts) // batch_size))
-        dp, shared = self.generator.mesh.shape["dp"], None
+        dp = self.generator.mesh.shape["dp"]
+        shared = None
         rows = min(len(prompts), batch_size)
         rows += -rows % dp
         if common >= SHARED:

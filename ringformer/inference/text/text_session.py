@@ -21,8 +21,10 @@ class TextSession:
     def __init__(
         self, generator: Generator, tokenizer: Tokenizer, session: Session | None = None, ids: Sequence[int] = ()
     ):
-        self._generator, self._tokenizer = generator, tokenizer
-        self._session, self._ids = session, list(ids)
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._session = session
+        self._ids = list(ids)
         self._last: Answer | None = None
 
     def answer(self, prompt: Prompt, max_new_tokens: int, sampling: Sampling, stop: Sequence[str]) -> Answer:

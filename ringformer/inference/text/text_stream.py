@@ -60,7 +60,8 @@ class TextStream:
 def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     """Return a short tail of `ids` from which decoding can continue: the text of `ids` ends with the text of the
     tail."""
-    text, count = tokenizer.decode(ids), 4
+    text = tokenizer.decode(ids)
+    count = 4
     while count < len(ids):
         tail = tokenizer.decode(ids[-count:])
         if tail and text.endswith(tail):
@@ -94,7 +95,8 @@ class StopStrings:
             return ""
         text = self._held + piece
         if ends := [(begin + len(stop), begin) for stop in self._stops if (begin := text.find(stop)) >= 0]:
-            self.met, self._held = True, ""
+            self.met = True
+            self._held = ""
             return text[: min(ends)[1]]
         starts = (i for i in range(len(text)) if any(stop.startswith(text[i:]) for stop in self._stops))
         end = next(starts, len(text))

@@ -58,7 +58,8 @@ def _read(hf: dict[str, Any]) -> dict[str, Any]:
     every = hf.get("sliding_window_pattern") or hf["_sliding_window_pattern"]  # older files; newer ones
     if type(every) is not int or every < 1:
         raise ValueError(f"config.json has sliding_window_pattern={every!r}, must be a whole number of at least 1")
-    count, scalar = hf["num_hidden_layers"], hf["query_pre_attn_scalar"]
+    count = hf["num_hidden_layers"]
+    scalar = hf["query_pre_attn_scalar"]
     if not isinstance(scalar, int | float) or not 0 < scalar < math.inf:
         raise ValueError(f"config.json has query_pre_attn_scalar={scalar!r}, must be positive")
     letters = ("W" * (every - 1) + "F") * count

@@ -151,7 +151,8 @@ def read_layer_types(hf: dict[str, Any], default: str, window: int | None) -> di
       default: letters of all layers if config.json does not name them.
       window: the window that layers of type sliding_attention have; None: there is none.
     """
-    count, types = hf["num_hidden_layers"], hf.get("layer_types")
+    count = hf["num_hidden_layers"]
+    types = hf.get("layer_types")
     if types is None:
         letters = default
     else:

@@ -20,7 +20,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _read(hf: dict[str, Any]) -> dict[str, Any]:
-    count, interval = hf["num_hidden_layers"], hf["no_rope_layer_interval"]
+    count = hf["num_hidden_layers"]
+    interval = hf["no_rope_layer_interval"]
     if type(interval) is not int or interval < 1:
         raise ValueError(f"config.json has no_rope_layer_interval={interval!r}, must be a whole number of at least 1")
     rotated = hf.get("no_rope_layers")

@@ -34,7 +34,8 @@ alternative."""
 HEAD_SIZES = {8: 128, 9: 256}
 """Largest head size by the major version of a GPU's compute capability: Ampere, Hopper."""
 
-_LARGEST, _MULTIPLE = max(HEAD_SIZES.values()), 8
+_LARGEST = max(HEAD_SIZES.values())
+_MULTIPLE = 8
 
 
 def check_head_size(d: int, capability: int | None = None) -> None:
@@ -115,7 +116,8 @@ def _for_each_call(call, carry, work_list: WorkList):
 
 def _call(queries: Queries, keys: Keys, pair: ChunkPairs, masked: bool, work_list: WorkList):
     """Return the queries and keys of a pair of parts, and the view: the logits that the call sees."""
-    q, kv = _part(queries.q, pair.q, work_list.q_chunks), _part(keys.kv, pair.k, work_list.k_chunks)
+    q = _part(queries.q, pair.q, work_list.q_chunks)
+    kv = _part(keys.kv, pair.k, work_list.k_chunks)
     if queries.segment_ids is None or keys.segment_ids is None:
         return q, kv, under_offset(pair, masked)
     q_ids = _part(queries.segment_ids, pair.q, work_list.q_chunks, axis=1)

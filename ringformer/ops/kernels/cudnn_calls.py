@@ -23,7 +23,8 @@ from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
-FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
+FORWARD = "__cudnn$fmhaSoftmax"
+BACKWARD = "__cudnn$fmhaSoftmaxBackward"
 """XLA's names of the calls."""
 
 Lengths = tuple[Int32[Array, " B"], Int32[Array, " B"]]

@@ -37,8 +37,10 @@ too."""
 
 def shared_document(q_ids: Int[Array, "B T"], k_ids: Int[Array, "B S"]) -> View:
     """Return the view of queries on keys that all come before them, given ascending segment ids."""
-    first, last = q_ids[:, :1], k_ids[:, -1:]
-    rows, columns = (q_ids == last).sum(axis=1), (k_ids == first).sum(axis=1)
+    first = q_ids[:, :1]
+    last = k_ids[:, -1:]
+    rows = (q_ids == last).sum(axis=1)
+    columns = (k_ids == first).sum(axis=1)
     return View(lengths=(rows.astype(jnp.int32), columns.astype(jnp.int32)))
 
 

@@ -60,7 +60,8 @@ def under_offset(pair: ChunkPairs, masked: bool) -> View:
 
 def attend(q: Float[Array, "B K G T d"], kv: Float[Array, "2 B K S d"], view: View, scale: float) -> Softmax:
     """Return the softmax state of rows that see only these keys."""
-    K, T = q.shape[1], q.shape[3]
+    K = q.shape[1]
+    T = q.shape[3]
     k, v = _keys_for(view, kv)
     o, lse = cudnn_calls.forward(_rows_for(view, q), k, v, scale, view.causal, _at_least_one(view.lengths))
     o = _rolled(rearrange(o, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view.moved)
@@ -145,7 +146,8 @@ _PIECES = 3
 def _pieces(dlse, q):
     """Split dlse into pieces that add up to it: the first features of a cotangent of o, [B, K, G, T, d] in q's dtype.
     Other features are 0."""
-    pieces, rest = [], dlse
+    pieces = []
+    rest = dlse
     for _ in range(_PIECES):
         pieces.append(rest.astype(q.dtype))
         rest = rest - pieces[-1].astype(jnp.float32)

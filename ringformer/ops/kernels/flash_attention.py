@@ -46,8 +46,10 @@ def block_forward(
 ) -> Softmax:
     """Add every visible key of `keys` to the running softmax of every query."""
     queries, keys = without_derivatives((queries, keys), *SECOND)
-    shape, cut = queries.q.shape, _groups_for_two_cores(queries)
-    queries, state = queries._replace(q=cut(queries.q)), jax.tree.map(cut, state)
+    shape = queries.q.shape
+    cut = _groups_for_two_cores(queries)
+    queries = queries._replace(q=cut(queries.q))
+    state = jax.tree.map(cut, state)
     logits = _logits(scale, softcap, work_list)
     for table in _tables(queries, keys, work_list, by="q"):
         state = flash_forward(state, queries, keys, _bias(keys), table, _chunks(work_list), logits)
@@ -59,7 +61,8 @@ def prepare(cotangents: Cotangents) -> Cotangents:
     are divided by l, so do is rounded once more."""
     m, weight, delta = cotangents.rows
     has_digits = (jnp.abs(m) < FEW_DIGITS) & (weight > 0.0)
-    m, weight = jnp.where(has_digits, m - jnp.log2(weight), m), jnp.where(has_digits, 1.0, weight)
+    m = jnp.where(has_digits, m - jnp.log2(weight), m)
+    weight = jnp.where(has_digits, 1.0, weight)
     do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
     return Cotangents(do, jnp.stack([m, delta * weight]))
 
@@ -82,11 +85,16 @@ def block_backward(
     """
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
     do, rows, *_ = cotangents
-    shape, cut = queries.q.shape, _groups_for_two_cores(queries) if dkeys is None else lambda x: x
-    queries, dq, do, rows = queries._replace(q=cut(queries.q)), cut(dq), cut(do), jax.vmap(cut)(rows)
+    shape = queries.q.shape
+    cut = _groups_for_two_cores(queries) if dkeys is None else lambda x: x
+    queries = queries._replace(q=cut(queries.q))
+    dq = cut(dq)
+    do = cut(do)
+    rows = jax.vmap(cut)(rows)
     dkv: Any = None if dkeys is None else dkeys.kv  # stacked, as this kernel returns them
     dbias = None if dkeys is None else dkeys.bias
-    logits, chunks = _logits(scale, softcap, work_list), _chunks(work_list)
+    logits = _logits(scale, softcap, work_list)
+    chunks = _chunks(work_list)
     for table in _tables(queries, keys, work_list, by="k"):
         dq, dkv, more = flash_backward(dq, dkv, queries, keys, _bias(keys), do, rows, table, chunks, logits, scale)
         more = None if more is None else more.sum(axis=1)
@@ -118,7 +126,8 @@ def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -
 
 
 def _tables(queries: Queries, keys: Keys, work_list: WorkList, by) -> list[PairTable]:
-    live, uncut = live_pairs(queries, keys, work_list), uncut_pairs(queries, keys, work_list)
+    live = live_pairs(queries, keys, work_list)
+    uncut = uncut_pairs(queries, keys, work_list)
     return pair_tables(work_list, by, live, uncut)
 
 

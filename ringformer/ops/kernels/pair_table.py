@@ -47,7 +47,8 @@ def pair_tables(
       live: masks [P] of the unmasked and of the masked pairs that have anything to compute; None: all.
       uncut: mask [P] of the unmasked pairs of which all tokens belong to one segment; None: all.
     """
-    lists, wanted = [], []
+    lists = []
+    wanted = []
     for masked, ((pairs, length), some) in enumerate(zip((work_list.unmasked, work_list.masked), live, strict=True)):
         n = len(pairs.q)
         used = _used_keys(work_list, pairs.k) if masked else np.zeros(n, int)
@@ -67,7 +68,8 @@ def pair_tables(
         keys = [x[kept] for x in keys]
     elif len(dead):
         keys = list(lax.sort(keys, num_keys=3))
-    P, most = len(dead), tuple(len(pairs.q) for pairs, _ in (work_list.unmasked, work_list.masked))
+    P = len(dead)
+    most = tuple(len(pairs.q) for pairs, _ in (work_list.unmasked, work_list.masked))
     tables = []
     for begin in range(0, P, MOST_PAIRS):
         end = min(begin + MOST_PAIRS, P)
@@ -89,7 +91,8 @@ def _used_keys(work_list: WorkList, k: Any) -> Any:
 def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
     """Add the columns about visits to the columns of a table; also return the table's length. Live pairs must come
     before dead ones."""
-    q, n = columns[0], len(dead)
+    q = columns[0]
+    n = len(dead)
     is_first = array.concatenate([array.ones(1, bool), q[1:] != q[:-1]]) & (dead == 0)
     starts = array.where(is_first, array.arange(n, dtype=np.int32), np.int32(n))
     later = np.minimum.accumulate(starts[::-1])[::-1] if array is np else lax.cummin(starts, reverse=True)

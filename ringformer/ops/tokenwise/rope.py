@@ -130,11 +130,13 @@ class RopeScaling:
         """Scale the frequencies."""
         if self.kind == "none":
             return frequencies
-        factor, original = self.option("factor"), self.option("original_max_position")
+        factor = self.option("factor")
+        original = self.option("original_max_position")
         if self.kind == "linear":
             kept = np.zeros_like(frequencies)
         elif self.kind == "llama3":
-            low, high = self.option("low_freq_factor"), self.option("high_freq_factor")
+            low = self.option("low_freq_factor")
+            high = self.option("high_freq_factor")
             turns = original * frequencies / (2 * np.pi)
             kept = np.clip((turns - low) / (high - low), 0, 1)
         else:
@@ -144,10 +146,13 @@ class RopeScaling:
                 """Return the index of the frequency with this number of turns in the original context."""
                 return d * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-            first, last = index(self.option("beta_fast")), index(self.option("beta_slow"))
+            first = index(self.option("beta_fast"))
+            last = index(self.option("beta_slow"))
             if self.option("truncate"):
-                first, last = math.floor(first), math.ceil(last)
-            first, last = max(first, 0), min(last, d - 1)
+                first = math.floor(first)
+                last = math.ceil(last)
+            first = max(first, 0)
+            last = min(last, d - 1)
             width = last - first or 0.001
             kept = 1 - np.clip((np.arange(d // 2) - first) / width, 0, 1)
         return frequencies * (kept + (1 - kept) / factor)
@@ -182,7 +187,8 @@ def rotations(
     # As a signed integer, a phase is within half a turn of zero: float32 then resolves it to 2^-25 turns or better.
     signed = lax.bitcast_convert_type(phases(positions, frequencies), jnp.int32)
     angle = signed.astype(jnp.float32) * np.float32(2 * np.pi / 2**32)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos = jnp.cos(angle)
+    sin = jnp.sin(angle)
     return (cos, sin) if amplitude == 1.0 else (amplitude * cos, amplitude * sin)
 
 
@@ -202,6 +208,9 @@ def _yarn_amplitude(factor: float, mscale: float) -> float:
 def _multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:
     """Compute the upper 32 bits of the 64-bit product of two uint32 from 16-bit halves."""
     mask = jnp.uint32(0xFFFF)
-    a_high, a_low, b_high, b_low = a >> 16, a & mask, b >> 16, b & mask
+    a_high = a >> 16
+    a_low = a & mask
+    b_high = b >> 16
+    b_low = b & mask
     middle = a_high * b_low + (a_low * b_low >> 16)
     return a_high * b_high + (middle >> 16) + ((a_low * b_high + (middle & mask)) >> 16)

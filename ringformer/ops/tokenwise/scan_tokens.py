@@ -26,7 +26,8 @@ def scan_tokens(
       The last carry, and the concatenated ys.
     """
     T = jax.tree.leaves(tokens)[0].shape[1]
-    n, ys = T // chunk, []
+    n = T // chunk
+    ys = []
     if n:
         carry, y = lax.scan(body, carry, jax.tree.map(partial(_cut, n=n, chunk=chunk), tokens))
         ys.append(jax.tree.map(_join, y))
