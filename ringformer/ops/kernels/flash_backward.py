@@ -20,10 +20,8 @@ p needs no division by l of the whole row: either log l is already added to m, o
 The gradients are linear in do and delta (`flash_attention.py`).
 """
 
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +36,6 @@ from ringformer.ops.kernels.kernel_tools import (
     LANES,
     ROWS_BY_COLUMNS,
     ROWS_BY_ROWS,
-    Columns,
-    GridStep,
     Logits,
     OnChip,
     capped,
@@ -50,6 +46,7 @@ from ringformer.ops.kernels.kernel_tools import (
     matmul,
     part_of_keys,
     repeated,
+    sees,
 )
 from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
 from ringformer.ops.varying_axes import vary_like
@@ -177,208 +174,135 @@ def backward_on_chip(
     return OnChip(blocks, scratch, 4 * part_of_keys(Tq, Tk) * Tq)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refs:
-    """What the kernel reads and writes, on the chip unless it says HBM. None: the call has it not."""
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logits, scale):
+    here: dict[str, Any] = dict(zip(names, refs, strict=True))
+    kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
+    biased = "bias" in here
+    packed = "ids" in here
+    adds = "dkv_before" in here
+    b = pl.program_id(0)
+    h = pl.program_id(1)
+    p = pl.program_id(2)
+    count = pl.num_programs(2)
+    G, Tq, _ = q.shape
+    Tk = kv.shape[1]
+    visit = visit_of[p]
+    before = jnp.maximum(p - 1, 0)
+    after = jnp.minimum(p + 1, count - 1)
+    is_first = (p == 0) | (visit_of[before] != visit)
+    is_last = (p == count - 1) | (visit_of[after] != visit)
+    keys_are_new = (p == 0) | (k_of[before] != k_of[p])
+    keys_are_done = (p == count - 1) | (k_of[after] != k_of[p])
 
-    kv: Any
-    q: Any
-    do: Any
-    rows: Any
-    dkv: Any
-    dkv_given: Any
-    """HBM; so are the other `given` ones."""
-    dq: Any
-    """Three buffers: of the previous, the present and the next visit."""
-    dq_out: Any
-    """HBM."""
-    dq_out_given: Any
-    arrived: Any
-    left: Any
-    """Semaphores of dq's copies, one for each buffer."""
-    waited: Any
-    """1 if the previous visit's dq has left already, because the next visit is of the same queries."""
-    dkv_before: Any = None
-    """Sums that the keys of the chunk already have, to which the kernel adds."""
-    before: Any = None
-    """Their semaphore."""
-    bias_row: Any = None
-    bias: Any = None
-    """Columns."""
-    dbias_row: Any = None
-    dbias_row_given: Any = None
-    dbias: Any = None
-    """Columns of 128 shares, summed at the end."""
-    k_ids: Any = None
-    ids: Any = None
-    """Columns of `k_ids`."""
-    q_ids: Any = None
+    def arrival(visit, chunk):
+        place = pl.ds(chunk * Tq, Tq)
+        slot = lax.rem(visit, 3)
+        return pltpu.make_async_copy(
+            here["dq_out_given"].at[b, h, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
+        )
 
+    def departure(visit, chunk):
+        place = pl.ds(chunk * Tq, Tq)
+        slot = lax.rem(visit, 3)
+        return pltpu.make_async_copy(here["dq"].at[slot], here["dq_out"].at[b, h, :, place, :], here["left"].at[slot])
 
-def _kernel(*refs, names, logits, scale):
-    columns = Columns(*refs[: len(Columns._fields)])
-    here = Refs(**dict(zip(names, refs[len(Columns._fields) :], strict=True)))
-    step = GridStep.now(columns)
-    visit = Visit(step, here)
-    keys = ChunkOfKeys(step, here, scale)
-    keys_are_new = (step.p == 0) | (columns.k_of[step.before] != columns.k_of[step.p])
-    keys_are_done = step.is_last_of_all | (columns.k_of[step.after] != columns.k_of[step.p])
+    def send_for_first():
+        here["waited"][0] = 0
+        arrival(visit, q_of[p]).start()
 
-    pl.when(step.is_first)(visit.begin)
-    pl.when(keys_are_new)(keys.begin)
-    slot = lax.rem(step.visit, 3)
-    for masked in (False, True):
-        pair = Pair(step, here, slot, logits, scale, masked)
-        pl.when(step.is_masked == masked)(pair.add_gradients)
-    pl.when(keys_are_done)(keys.end)
-    pl.when(step.is_last)(visit.end)
-
-
-class Visit(NamedTuple):
-    """dq of a chunk of queries, which arrives from HBM, is added to, and leaves."""
-
-    step: GridStep
-    here: Refs
-
-    def begin(self) -> None:
+    @pl.when(is_first)
+    def begin():
         """Manage three buffers for dq: those of the previous, the current and the next visit. A copy that was started
         two visits ago is complete by now."""
-        step, here = self.step, self.here
-        chunk = step.q_chunk
-        following = step.columns.q_of[jnp.minimum(step.columns.next_of[step.p], step.pairs - 1)]
-        pl.when(step.visit == 0)(self._send_for_first)
-        pl.when((step.visit >= 2) & (here.waited[0] == 0))(lambda: self._departure(step.visit - 2, chunk).wait())
-        has_next = step.columns.next_of[step.p] < step.pairs
-        returns_to_previous = step.columns.q_of[step.before] == following
-        returns = has_next & (step.visit >= 1) & returns_to_previous
-        here.waited[0] = returns.astype(jnp.int32)
-        pl.when(returns)(lambda: self._departure(step.visit - 1, chunk).wait())
-        pl.when(has_next)(lambda: self._arrival(step.visit + 1, following).start())
-        self._arrival(step.visit, chunk).wait()
+        chunk = q_of[p]
+        following = q_of[jnp.minimum(next_of[p], count - 1)]
+        pl.when(visit == 0)(send_for_first)
+        pl.when((visit >= 2) & (here["waited"][0] == 0))(lambda: departure(visit - 2, chunk).wait())
+        has_next = next_of[p] < count
+        returns = has_next & (visit >= 1) & (q_of[before] == following)  # to the queries of the previous visit
+        here["waited"][0] = returns.astype(jnp.int32)
+        pl.when(returns)(lambda: departure(visit - 1, chunk).wait())
+        pl.when(has_next)(lambda: arrival(visit + 1, following).start())
+        arrival(visit, chunk).wait()
 
-    def end(self) -> None:
-        self._departure(self.step.visit, self.step.q_chunk).start()
-        pl.when(self.step.is_last_of_all)(self._wait_for_all)
-
-    def _send_for_first(self) -> None:
-        self.here.waited[0] = 0
-        self._arrival(self.step.visit, self.step.q_chunk).start()
-
-    def _wait_for_all(self) -> None:
-        step = self.step
-        pl.when(step.visit > 0)(lambda: self._departure(step.visit - 1, step.q_chunk).wait())
-        self._departure(step.visit, step.q_chunk).wait()
-
-    def _arrival(self, visit: jax.Array, chunk: jax.Array):
-        here = self.here
-        slot = lax.rem(visit, 3)
-        return pltpu.make_async_copy(self._place(here.dq_out_given, chunk), here.dq.at[slot], here.arrived.at[slot])
-
-    def _departure(self, visit: jax.Array, chunk: jax.Array):
-        here = self.here
-        slot = lax.rem(visit, 3)
-        return pltpu.make_async_copy(here.dq.at[slot], self._place(here.dq_out, chunk), here.left.at[slot])
-
-    def _place(self, dq: Any, chunk: jax.Array):
-        Tq = self.here.q.shape[1]
-        return dq.at[self.step.b, self.step.h, :, pl.ds(chunk * Tq, Tq), :]
-
-
-class ChunkOfKeys(NamedTuple):
-    """dk, dv and dbias of a chunk of keys, which stay on the chip while its pairs add to them."""
-
-    step: GridStep
-    here: Refs
-    scale: float
-
-    def begin(self) -> None:
-        here = self.here
-        here.dkv[...] = jnp.zeros_like(here.dkv)
-        if here.dkv_before is not None:
-            self._arrival_before().start()
-        if here.bias is not None:
-            here.bias[...] = column(here.bias_row[...])
-            here.dbias[...] = jnp.zeros_like(here.dbias)
-        if here.ids is not None:
-            here.ids[...] = column(here.k_ids[...])
-
-    def end(self) -> None:
-        here = self.here
-        here.dkv[0] = self.scale * here.dkv[0]
-        if here.dkv_before is not None:
-            self._arrival_before().wait()
-            here.dkv[...] += here.dkv_before[...]
-        if here.bias is not None:
-            here.dbias_row[...] = here.dbias[...].T.sum(axis=0, keepdims=True)
-
-    def _arrival_before(self):
+    def arrival_before():
         """Copy the sums that these keys already have. They arrive while the pairs compute and are added at the end."""
-        Tk = self.here.kv.shape[1]
-        place = pl.ds(self.step.k_chunk * Tk, Tk)
-        given = self.here.dkv_given.at[:, self.step.b, self.step.h, place, :]
-        return pltpu.make_async_copy(given, self.here.dkv_before, self.here.before)
+        place = pl.ds(k_of[p] * Tk, Tk)
+        return pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
 
+    @pl.when(keys_are_new)
+    def begin_keys():
+        dkv[...] = jnp.zeros_like(dkv)
+        if adds:
+            arrival_before().start()
+        if biased:
+            here["bias"][...] = column(here["bias_row"][...])
+            here["dbias"][...] = jnp.zeros_like(here["dbias"])
+        if packed:
+            here["ids"][...] = column(here["k_ids"][...])
 
-class Pair(NamedTuple):
-    """A chunk of queries and a chunk of keys."""
+    slot = lax.rem(visit, 3)
 
-    step: GridStep
-    here: Refs
-    slot: jax.Array
-    """Buffer of the visit's dq."""
-    logits: Logits
-    scale: float
-    masked: bool
+    def products(g, keys):
+        return (
+            matmul(kv[0, keys, :], q[g], ROWS_BY_ROWS) * logits.scale,
+            matmul(kv[1, keys, :], do[g], ROWS_BY_ROWS),
+        )
 
-    def add_gradients(self) -> None:
-        """Add the pair's shares to dq, dk, dv and dbias."""
-        Tq, Tk = self.here.q.shape[1], self.here.kv.shape[1]
+    def gradients(g, keys, logits_and_dp, masked):
+        s, dp = logits_and_dp
+        if logits.softcap is not None:
+            s, slope = capped(s, logits.softcap)
+        if biased:
+            s += repeated(here["bias"][keys, :], Tq)
+        if masked:
+            visible = sees(offset_of[p], used_of[p], keys, Tq, logits.window)
+            if packed:
+                visible &= repeated(here["ids"][keys, :], Tq) == here["q_ids"][...]
+            s = jnp.where(visible, s, -jnp.inf)
+        p_ = jnp.exp2(s - rows[0, g][None])
+        ds = p_ * (dp - rows[1, g][None])
+        if biased:
+            for at in range(0, Tq, LANES):
+                here["dbias"][keys, :] += ds[:, at : at + LANES]
+        if logits.softcap is not None:
+            ds = ds * slope
+        ds = ds.astype(kv.dtype)
+        p_ = p_.astype(kv.dtype)
+        here["dq"][slot, g] += scale * matmul(kv[0, keys, :], ds, COLUMNS_BY_COLUMNS).T
+        dkv[0, keys, :] += matmul(ds, q[g], ROWS_BY_COLUMNS)
+        dkv[1, keys, :] += matmul(p_, do[g], ROWS_BY_COLUMNS)
+
+    def pair(masked):
         length = part_of_keys(Tq, Tk)
         parts = [slice(at, at + length) for at in range(0, Tk, length)]
 
         def head(g):
-            s, dp = self._products(g, parts[0])
-            for keys, following in pairwise(parts):
-                ahead = self._products(g, following)
-                self._add(g, keys, s, dp)
-                s, dp = ahead
-            self._add(g, parts[-1], s, dp)
+            current = products(g, parts[0])
+            for keys, following in zip(parts, [*parts[1:], None], strict=True):
+                ahead = None if following is None else products(g, following)
+                gradients(g, keys, current, masked)
+                current = ahead
 
-        for_each_head(self.here.q.shape[0], head)
+        for_each_head(G, head)
 
-    def _products(self, g, keys: slice) -> tuple[jax.Array, jax.Array]:
-        """Return the logits and dp of part of the keys, [keys, Tq]."""
-        here = self.here
-        s = matmul(here.kv[0, keys, :], here.q[g], ROWS_BY_ROWS) * self.logits.scale
-        dp = matmul(here.kv[1, keys, :], here.do[g], ROWS_BY_ROWS)
-        return s, dp
+    for masked in (False, True):
+        pl.when((used_of[p] > 0) == masked)(partial(pair, masked))
 
-    def _add(self, g, keys: slice, s: jax.Array, dp: jax.Array) -> None:
-        here = self.here
-        slope = None
-        if self.logits.softcap is not None:
-            s, slope = capped(s, self.logits.softcap)
-        p = jnp.exp2(self._masked(s, keys) - here.rows[0, g][None])
-        ds = p * (dp - here.rows[1, g][None])
-        if here.bias is not None:
-            for at in range(0, ds.shape[1], LANES):
-                here.dbias[keys, :] += ds[:, at : at + LANES]
-        if slope is not None:
-            ds = ds * slope
-        ds = ds.astype(here.kv.dtype)
-        p = p.astype(here.kv.dtype)
-        here.dq[self.slot, g] += self.scale * matmul(here.kv[0, keys, :], ds, COLUMNS_BY_COLUMNS).T
-        here.dkv[0, keys, :] += matmul(ds, here.q[g], ROWS_BY_COLUMNS)
-        here.dkv[1, keys, :] += matmul(p, here.do[g], ROWS_BY_COLUMNS)
+    @pl.when(keys_are_done)
+    def end_keys():
+        dkv[0] = scale * dkv[0]
+        if adds:
+            arrival_before().wait()
+            dkv[...] += here["dkv_before"][...]
+        if biased:
+            here["dbias_row"][...] = here["dbias"][...].T.sum(axis=0, keepdims=True)
 
-    def _masked(self, s: jax.Array, keys: slice) -> jax.Array:
-        """Add the bias to logits, and hide those of keys that a query does not see."""
-        here, Tq = self.here, s.shape[1]
-        if here.bias is not None:
-            s += repeated(here.bias[keys, :], Tq)
-        if not self.masked:
-            return s
-        visible = self.step.visible(keys, Tq, self.logits.window)
-        if here.ids is not None:
-            visible &= repeated(here.ids[keys, :], Tq) == here.q_ids[...]
-        return jnp.where(visible, s, -jnp.inf)
+    def wait_for_all():
+        pl.when(visit > 0)(lambda: departure(visit - 1, q_of[p]).wait())
+        departure(visit, q_of[p]).wait()
+
+    @pl.when(is_last)
+    def end():
+        departure(visit, q_of[p]).start()
+        pl.when(p == count - 1)(wait_for_all)

@@ -58,69 +58,6 @@ class Logits(NamedTuple):
     """Keys that a query of a masked pair sees at most."""
 
 
-class Columns(NamedTuple):
-    """Columns of a pair table, which a kernel reads from SMEM (`PairTable.columns`)."""
-
-    q_of: Any
-    k_of: Any
-    offset_of: Any
-    used_of: Any
-    visit_of: Any
-    next_of: Any
-
-
-class GridStep(NamedTuple):
-    """A step of a kernel's grid: a pair of chunks, and its place among the pairs of its visit."""
-
-    columns: Columns
-    b: jax.Array
-    h: jax.Array
-    p: jax.Array
-    """Row of the batch, key head and pair."""
-    pairs: int | jax.Array
-    """Number of pairs."""
-    before: jax.Array
-    after: jax.Array
-    """The pairs before and after this one; the pair itself at the ends."""
-    visit: jax.Array
-    is_first: jax.Array
-    is_last: jax.Array
-    """Whether it is the first and the last pair of its visit."""
-
-    @classmethod
-    def now(cls, columns: Columns) -> "GridStep":
-        """Return the step that the kernel is in."""
-        b, h, p = (pl.program_id(axis) for axis in range(3))
-        pairs = pl.num_programs(2)
-        visit = columns.visit_of[p]
-        before = jnp.maximum(p - 1, 0)
-        after = jnp.minimum(p + 1, pairs - 1)
-        is_first = (p == 0) | (columns.visit_of[before] != visit)
-        is_last = (p == pairs - 1) | (columns.visit_of[after] != visit)
-        return cls(columns, b, h, p, pairs, before, after, visit, is_first, is_last)
-
-    @property
-    def q_chunk(self) -> jax.Array:
-        return self.columns.q_of[self.p]
-
-    @property
-    def k_chunk(self) -> jax.Array:
-        return self.columns.k_of[self.p]
-
-    @property
-    def is_last_of_all(self) -> jax.Array:
-        return self.p == self.pairs - 1
-
-    @property
-    def is_masked(self) -> jax.Array:
-        """Whether some queries of the pair do not see some keys."""
-        return self.columns.used_of[self.p] > 0
-
-    def visible(self, keys: slice, Tq: int, window: int | None) -> jax.Array:
-        """Mask [keys, Tq] of a masked pair: the keys that its queries see, whatever their segments."""
-        return sees(self.columns.offset_of[self.p], self.columns.used_of[self.p], keys, Tq, window)
-
-
 def _padded_bytes(shape: Any, dtype: Any) -> int:
     """Bytes of an array in VMEM, padded to whole registers: the last dimension to lanes, the one before it to sublanes.
     A dimension of None is 1."""
