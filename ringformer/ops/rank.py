@@ -31,7 +31,7 @@ class Rank:
     index: jax.Array
     """Its place on the ring, traced."""
     queries: list[Queries]
-    """Of each stream."""
+    """Queries of each stream."""
     streams: Streams
     length: int
     """Keys of a shard, in whole chunks if the kernel needs them."""
@@ -81,7 +81,7 @@ class Rank:
 
     @property
     def _adds_in_kernel(self) -> bool:
-        """Whether a kernel adds to the gradients that arrived, which it needs before it starts.
+        """True if a kernel adds to the gradients that arrived, which it needs before it starts.
 
         So those of one stream travel while the kernel computes the other stream: the first stream's after its block,
         the last stream's before its block.

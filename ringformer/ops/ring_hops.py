@@ -98,7 +98,7 @@ class Ring:
 
     @property
     def gathers(self) -> bool:
-        """Whether every rank gathers all keys, which then make no hops."""
+        """True if every rank gathers all keys, which then make no hops."""
         return self.form == "gathered" and self.size > 1
 
     def within(self, window: int | None, attend_first: int, softcap: float | None, local_tokens: int) -> "Ring":

@@ -38,7 +38,7 @@ SAVED_SOFTMAX = "attention_softmax"
 
 
 class Residuals(NamedTuple):
-    """What the backward reads."""
+    """Arrays that the backward reads."""
 
     shard: Shard
     sinks: Float[Array, " H"] | None

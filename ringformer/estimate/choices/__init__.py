@@ -1,1 +1,1 @@
-"""What may be chosen for a workload: meshes, memory settings, and their candidates."""
+"""Choices for a workload: meshes, memory settings, and their candidates."""

@@ -1,1 +1,1 @@
-"""What compilers write: the text of a program, the buffers at its peak, and the files of a dump."""
+"""Texts that compilers write: the text of a program, the buffers at its peak, and the files of a dump."""

@@ -1,1 +1,1 @@
-"""What is estimated: a model on a mesh of a target, and the programs that it runs."""
+"""Workloads that are estimated: models on a mesh of a target, and the programs that they run."""

@@ -10,7 +10,7 @@ SHOTS = 2
 
 
 class Question(NamedTuple):
-    """What a row asks."""
+    """A question, which a row asks."""
 
     fields: dict[str, str]
     """Texts of the prompt, by the names that the task's prompt has for them."""
@@ -23,7 +23,7 @@ class Form(NamedTuple):
     """A form of rows."""
 
     is_right: Callable[[Row], bool]
-    """Whether a row has the form; errors of a lookup mean that it does not."""
+    """Check of a row: True if it has the form; errors of a lookup mean that it does not."""
     question: Callable[[Row, Sequence[Row]], Question]
     """Function from a row, and the solved examples that come before it, to what it asks."""
 

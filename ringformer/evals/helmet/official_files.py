@@ -22,7 +22,7 @@ HOW = (
     "unpacked (data/)"
 )
 SEED = 42
-"""Of the authors' draws."""
+"""Seed of the authors' draws."""
 KEYS = ("qid", "id", "question")
 """Fields that may tell one question from another; the first one that a row has does. Several rows ask the same one,
 with its document at other places."""

@@ -34,8 +34,8 @@ def _is_part(reference: str, answer: str) -> bool:
 def without_prefix(answer: str, prefix: str) -> str:
     """Return the rest of the line behind "Answer:", or the first line if it is nowhere."""
     escaped = re.escape(prefix)
-    found = re.search(f"{escaped}(.*)", answer, re.IGNORECASE) or re.match("(.*)", answer)
-    line = found[1].strip() if found else ""
+    match = re.search(f"{escaped}(.*)", answer, re.IGNORECASE) or re.match("(.*)", answer)
+    line = match[1].strip() if match else ""
     return re.sub(f"^{escaped}", "", line, flags=re.IGNORECASE).strip()
 
 
