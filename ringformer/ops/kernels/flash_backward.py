@@ -76,8 +76,7 @@ def flash_backward(
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
     size = queries.q.dtype.itemsize
     f32 = jnp.float32
-    columns = table.columns
-    count = table.length
+    columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
     readers = K // keys.kv.shape[2]
     blocks, scratch, _ = on_chip = backward_on_chip(
@@ -177,33 +176,24 @@ def backward_on_chip(
 def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logits, scale):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
-    biased = "bias" in here
-    packed = "ids" in here
-    adds = "dkv_before" in here
-    b = pl.program_id(0)
-    h = pl.program_id(1)
-    p = pl.program_id(2)
-    count = pl.num_programs(2)
+    biased, packed, adds = "bias" in here, "ids" in here, "dkv_before" in here
+    b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
     G, Tq, _ = q.shape
     Tk = kv.shape[1]
     visit = visit_of[p]
-    before = jnp.maximum(p - 1, 0)
-    after = jnp.minimum(p + 1, count - 1)
-    is_first = (p == 0) | (visit_of[before] != visit)
-    is_last = (p == count - 1) | (visit_of[after] != visit)
+    before, after = jnp.maximum(p - 1, 0), jnp.minimum(p + 1, count - 1)
+    is_first, is_last = (p == 0) | (visit_of[before] != visit), (p == count - 1) | (visit_of[after] != visit)
     keys_are_new = (p == 0) | (k_of[before] != k_of[p])
     keys_are_done = (p == count - 1) | (k_of[after] != k_of[p])
 
     def arrival(visit, chunk):
-        place = pl.ds(chunk * Tq, Tq)
-        slot = lax.rem(visit, 3)
+        place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
         return pltpu.make_async_copy(
             here["dq_out_given"].at[b, h, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
         )
 
     def departure(visit, chunk):
-        place = pl.ds(chunk * Tq, Tq)
-        slot = lax.rem(visit, 3)
+        place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
         return pltpu.make_async_copy(here["dq"].at[slot], here["dq_out"].at[b, h, :, place, :], here["left"].at[slot])
 
     def send_for_first():
@@ -214,8 +204,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
     def begin():
         """Manage three buffers for dq: those of the previous, the current and the next visit. A copy that was started
         two visits ago is complete by now."""
-        chunk = q_of[p]
-        following = q_of[jnp.minimum(next_of[p], count - 1)]
+        chunk, following = q_of[p], q_of[jnp.minimum(next_of[p], count - 1)]
         pl.when(visit == 0)(send_for_first)
         pl.when((visit >= 2) & (here["waited"][0] == 0))(lambda: departure(visit - 2, chunk).wait())
         has_next = next_of[p] < count
@@ -267,8 +256,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
                 here["dbias"][keys, :] += ds[:, at : at + LANES]
         if logits.softcap is not None:
             ds = ds * slope
-        ds = ds.astype(kv.dtype)
-        p_ = p_.astype(kv.dtype)
+        ds, p_ = ds.astype(kv.dtype), p_.astype(kv.dtype)
         here["dq"][slot, g] += scale * matmul(kv[0, keys, :], ds, COLUMNS_BY_COLUMNS).T
         dkv[0, keys, :] += matmul(ds, q[g], ROWS_BY_COLUMNS)
         dkv[1, keys, :] += matmul(p_, do[g], ROWS_BY_COLUMNS)

@@ -65,8 +65,7 @@ def flash_forward(
     """Add the pairs of a table to the running softmax, whose m is in units of log 2. `chunks` are the tokens of a chunk
     of (queries, keys). If there are more groups of query heads than key heads, neighbours read the same key head."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
-    columns = table.columns
-    count = table.length
+    columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
     readers = K // keys.kv.shape[2]
     blocks, scratch, _ = on_chip = forward_on_chip(G, d, chunks, queries.q.dtype, packed, bias is not None, readers)
@@ -131,13 +130,8 @@ def forward_on_chip(
 
 def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logits):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
-    kv = here["kv"]
-    biased = "bias" in here
-    packed = "q_ids" in here
-    b = pl.program_id(0)
-    h = pl.program_id(1)
-    p = pl.program_id(2)
-    count = pl.num_programs(2)
+    kv, biased, packed = here["kv"], "bias" in here, "q_ids" in here
+    b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
     _, G, Tq, _ = here["q"].shape
     Tk = kv.shape[1]
     visit = visit_of[p]
@@ -146,15 +140,13 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
     is_last = (p == count - 1) | (visit_of[jnp.minimum(p + 1, count - 1)] != visit)
 
     def arrivals(chunk, slot):
-        rows = pl.ds(chunk * Tq, Tq)
-        done = here["arrived"].at[slot]
+        rows, done = pl.ds(chunk * Tq, Tq), here["arrived"].at[slot]
         moves = [(here[f"{name}_in"].at[b, h, :, rows], name) for name in "qoml"]
         moves += [(here["q_ids"].at[b, :, rows], "ids")] if packed else []
         return [pltpu.make_async_copy(source, here[name].at[slot], done) for source, name in moves]
 
     def departures(chunk, slot):
-        rows = pl.ds(chunk * Tq, Tq)
-        done = here["left"].at[slot]
+        rows, done = pl.ds(chunk * Tq, Tq), here["left"].at[slot]
         moves = [(name, here[f"{name}_out"].at[b, h, :, rows]) for name in "oml"]
         return [pltpu.make_async_copy(here[name].at[slot], target, done) for name, target in moves]
 
@@ -207,8 +199,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
             here["ids_column"][...] = column(here["k_ids"][...])
 
         def head(g):
-            first = write_logits(g, 0, masked)
-            second = write_logits(g, 1, masked)
+            first, second = write_logits(g, 0, masked), write_logits(g, 1, masked)
             weights(g, 0, first, masked)
             weights(g, 1, second, masked)
 

@@ -9,13 +9,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128
-SUBLANES = 8
+LANES, SUBLANES = 128, 8
 """Shape of a vector register of 32-bit values."""
 
-ROWS_BY_ROWS = ((1,), (1,))
-ROWS_BY_COLUMNS = ((1,), (0,))
-COLUMNS_BY_COLUMNS = ((0,), (0,))
+ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))
 """Dimensions of a and b that a product sums over: a b^T, a b, a^T b."""
 
 
