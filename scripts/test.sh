@@ -5,16 +5,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup_venv.sh test
-marker="not slow and not gpu and not results"
+marker="not slow and not gpu"
 if [ "${1:-}" = "--slow" ]; then
-    marker="not gpu and not results"
+    marker="not gpu"
     shift
 fi
+[ $# -eq 0 ] || marker="$marker and not results" # committed results belong to the site's pages
 .venv/bin/python -m ruff format --check --quiet . || { echo "not formatted: .venv/bin/python -m ruff format ." >&2 && exit 1; }
 .venv/bin/python -m ruff check .
 .venv/bin/python -m mypy & # beside the site: each uses one core
 types=$!
-[ $# -gt 0 ] || bash scripts/docs.sh
+[ $# -gt 0 ] || bash scripts/docs.sh --site
 wait "$types" # exits with the code of mypy
 bash scripts/fetch_released.sh || echo "tests/released will fail: it reads these archives" >&2
 # Most of the time is compilation, which uses one core per process, so two processes run. Each begins with half of the

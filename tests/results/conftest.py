@@ -1,4 +1,5 @@
-"""Tests of committed results: `bash scripts/docs.sh` runs them, since they check results and pages, not code."""
+"""Tests of committed results, which check results and pages, not code: `bash scripts/docs.sh` runs them alone, and
+`bash scripts/test.sh` with the whole suite."""
 
 import pytest
 

@@ -19,7 +19,7 @@ def checks(tmp_path):
         command = f'echo "$2 $*" >> {log}; [ "$2" != mypy ] || exit {types}'
         fake_python(folder / ".venv" / "bin" / "python", command)
         for name, code in (("setup_venv.sh", 0), ("docs.sh", site)):
-            (folder / "scripts" / name).write_text(f"echo {name} >> {log}\nexit {code}\n")
+            (folder / "scripts" / name).write_text(f"echo {name} $* >> {log}\nexit {code}\n")
         log.unlink(missing_ok=True)
         done = launch("test.sh", *arguments, cwd=folder)
         return done.returncode, [line.split()[0] for line in log.read_text().splitlines()]
@@ -34,6 +34,15 @@ CHECKS = ["setup_venv.sh", "ruff", "ruff"]
 def test_the_whole_suite_builds_the_site(checks, arguments):
     code, ran = checks(*arguments)
     assert code == 0 and (ran[:3], {*ran[3:5]}, ran[5:]) == (CHECKS, {"mypy", "docs.sh"}, ["pytest"])
+
+
+@pytest.mark.parametrize(("arguments", "are_compared"), [((), True), (("--slow",), True), (("tests/ops",), False)])
+def test_the_whole_suite_compares_results(checks, tmp_path, arguments, are_compared):
+    checks(*arguments)
+    lines = (tmp_path / "log").read_text().splitlines()
+    marker = "not gpu" if arguments == ("--slow",) else "not slow and not gpu"
+    assert f"-m {marker}{'' if are_compared else ' and not results'}" in lines[-1]
+    assert are_compared == ("docs.sh --site" in lines)
 
 
 def test_some_tests_build_none(checks):
