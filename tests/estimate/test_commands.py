@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringformer.cli import main
 from ringformer.estimate.choices import memory_settings
 from ringformer.estimate.commands import add_estimate
 from ringformer.estimate.compiled.dump import CompilerFailure
@@ -160,6 +161,17 @@ def test_a_config_is_a_file_with_overrides(compiled, capsys):
     assert workload.model.ffn_chunk == 512
     answer = json.loads(capsys.readouterr().out)
     assert (answer["stage"], answer["model"], answer["target"]) == ("stage 2", LLAMA3, "8xH200")
+
+
+@pytest.mark.parametrize(("stages", "code"), [(1, 0), (2, 2)])
+def test_tokens_are_those_of_a_single_stage(stages, code, no_compiler, tmp_path, capsys):
+    (tmp_path / "config.py").write_text(
+        "from ringformer.runs.config import base_config\n\n\ndef get_config():\n    config = base_config('tiny')\n"
+        "    config.data.store = 'store'\n"
+        f"    config.stages = ({{'seq_len': 64}},) * {stages}\n    return config\n"
+    )
+    assert main(["estimate", f"--config={tmp_path}/config.py", "--target=8xH100", "--tokens=1e6"]) == code
+    assert ("is ambiguous: each of the 2 stages" in capsys.readouterr().err) == bool(code)
 
 
 def test_what_must_fit_and_does_not_is_an_exit_code(no_compiler, capsys):
