@@ -3,9 +3,9 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ringformer.data.chats.conversations import Message
 
@@ -44,6 +44,14 @@ class Case:
     def prompt_hash(self) -> str:
         written = self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt)
         return content_hash((written + self.prefix).encode("utf-8", "surrogateescape"))
+
+
+class Tokens(Protocol):
+    """Tokens of a text, without those that a model's texts begin with, and the text of tokens."""
+
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 CountTokens = Callable[..., int]

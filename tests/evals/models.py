@@ -49,3 +49,13 @@ def knows_lines(prompt: str, within: float = float("inf")) -> str:
     index = re.search(r"in line (\S+)\?", prompt)[1]
     found = re.search(rf"line {index}: REGISTER_CONTENT is <(\d+)>", prompt[-int(min(within, len(prompt))) :])
     return f"The number in line {index} is {found[1]}." if found else "I do not know."
+
+
+class Words:
+    """A tokenizer of words."""
+
+    def encode(self, text):
+        return text.split(" ")
+
+    def decode(self, ids):
+        return " ".join(ids)

@@ -12,6 +12,7 @@ from ringformer.evals.helmet import cases as helmet
 from ringformer.evals.helmet import scores
 from ringformer.evals.helmet.official_files import files_hash, read_questions, tasks_of
 from ringformer.evals.helmet.tasks import BY_NAME, LENGTHS, TASKS
+from tests.evals.models import Words
 
 
 def needle(number):
@@ -68,16 +69,6 @@ def folder(tmp_path):
         if task.examples:
             write(tmp_path / "data" / task.examples, rows)
     return tmp_path
-
-
-class Words:
-    """A tokenizer of words."""
-
-    def encode(self, text):
-        return text.split(" ")
-
-    def decode(self, ids):
-        return " ".join(ids)
 
 
 def count(text):

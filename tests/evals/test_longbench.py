@@ -9,6 +9,7 @@ import pytest
 from ringformer.evals.longbench import cases as longbench
 from ringformer.evals.longbench import scores
 from ringformer.evals.longbench.official_files import read_tasks
+from tests.evals.models import Words
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -90,16 +91,6 @@ def folder(tmp_path):
         rows = [made(task, rng)[0] for _ in range(3)]
         (tmp_path / "data" / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
-
-
-class Words:
-    """A tokenizer of words."""
-
-    def encode(self, text):
-        return text.split(" ")
-
-    def decode(self, ids):
-        return " ".join(ids)
 
 
 def count(text):

@@ -2,20 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
-from ringformer.evals.cases import Case, room_for_prompt
+from ringformer.evals.cases import Case, Tokens, room_for_prompt
 from ringformer.evals.helmet.forms import Question
 from ringformer.evals.helmet.scores import score_of
 from ringformer.evals.helmet.tasks import BY_NAME, Task
-
-
-class Tokens(Protocol):
-    """Tokens of a text, without those that a model's texts begin with, and the text of tokens."""
-
-    def encode(self, text: str) -> Sequence[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def prompt_of(task: Task, fields: Mapping[str, str], chat: bool) -> str:

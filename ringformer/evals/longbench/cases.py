@@ -1,19 +1,10 @@
 """The cases of LongBench: prompts of which the middle is left out if they are too long, as its `pred.py` does."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
-from ringformer.evals.cases import Case, room_for_prompt
+from ringformer.evals.cases import Case, Tokens, room_for_prompt
 from ringformer.evals.longbench.official_files import Task
 from ringformer.evals.longbench.scores import PLAIN, base_task, score_of
-
-
-class Tokens(Protocol):
-    """Tokens of a text, without those that a model's texts begin with, and the text of tokens."""
-
-    def encode(self, text: str) -> Sequence[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def without_middle(text: str, most: int, tokens: Tokens, count: Callable[[str], int]) -> tuple[str, int]:
