@@ -75,8 +75,7 @@ class Rank:
                 dq, share = self.ring.backward(dqs[i], *block)
                 sums = share if arrived is None else jax.tree.map(jnp.add, arrived, share)
             new_dqs.append(dq)
-            is_own = isinstance(step, int) and step == OWN
-            new_dkeys.append(self._passed_on(sums, stream) if travels_after and not is_own else sums)
+            new_dkeys.append(self._passed_on(sums, stream) if travels_after and not _is_own(step) else sums)
         return new_dqs, new_dkeys
 
     @property
@@ -136,8 +135,13 @@ class Rank:
 
     def _pairs(self, step: Step, stream: Stream) -> WorkList:
         """Make the chunk pairs of a step."""
-        earlier = self.ring.is_earlier(self.index, None if isinstance(step, int) and step == OWN else step, stream)
+        earlier = self.ring.is_earlier(self.index, None if _is_own(step) else step, stream)
         return self.ring.work_list(self._tokens, self.length, earlier, stream)
 
     def _pairs_of_others(self) -> WorkList:
         return self.ring.others(self._tokens, self.length, self.index)
+
+
+def _is_own(step: Step) -> bool:
+    """Return True for the block of the own keys; in a loop over hops, steps are traced and never that."""
+    return isinstance(step, int) and step == OWN

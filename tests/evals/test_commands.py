@@ -168,6 +168,12 @@ def test_helmet_from_its_files(run, answered_by, tmp_path, capsys):
     out = capsys.readouterr().out.splitlines()
     assert [row["score"] for row in rows_of(run / "evals" / "helmet")].count(1.0) == 1
     assert out[-2].split()[:5] == ["json_kv", "8,192", "9", "0", "11.1"] and out[-1].split()[-1] == "11.1"
+    rows = [row | {"question": name, "answer": value} for name, value in list(pairs.items())[:3]]
+    (folder / "test_k220_dep6.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert evaluate("helmet", run, f"--data={tmp_path}", "--lengths=8K,16K", "--allow_longer") == 0
+    out, err = capsys.readouterr()
+    assert "json_kv, 8,192 tokens: 9 cases, 0 of them new" in err and "left out: ruler_niah_mk_2, " in err
+    assert [row["length"] for row in rows_of(run / "evals" / "helmet")] == [8192] * 9 + [16384] * 3
     assert evaluate("helmet", run, *options, "--num_cases=4") == 2
     assert "num_cases is 100, not 4" in capsys.readouterr().err
     assert evaluate("helmet", run, *options, "--chat", "--template=vicuna", f"--out={run}/helmet_chat") == 0

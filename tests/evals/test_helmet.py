@@ -10,7 +10,7 @@ from sklearn.metrics import ndcg_score
 
 from ringformer.evals.helmet import cases as helmet
 from ringformer.evals.helmet import scores
-from ringformer.evals.helmet.official_files import files_hash, read_questions, tasks_of
+from ringformer.evals.helmet.official_files import read_questions, tasks_of
 from ringformer.evals.helmet.tasks import BY_NAME, LENGTHS, TASKS
 from tests.evals.models import Words
 
@@ -226,7 +226,7 @@ def test_a_ranking_is_the_longest_list(answer, expected):
 
 
 def test_ndcg_is_that_of_scikit_learn():
-    """Of rankings of all documents; and by hand of a ranking that is short, or names what is not there."""
+    """For rankings of all documents; short rankings and unknown documents are computed by hand."""
     rng = random.Random(0)
     for size in (3, 10, 25):
         labels = {str(i): rng.randrange(4) for i in range(size)}
@@ -279,8 +279,31 @@ def test_folders_lengths_and_tasks_that_cannot_be(folder, tmp_path):
         read_questions(folder, BY_NAME["kilt_nq"], 8192, None)
 
 
-def test_another_file_is_another_evaluation(folder):
-    before = files_hash(folder, TASKS, [8192])
-    path = folder / "data" / BY_NAME["kilt_nq"].examples
-    path.write_text(path.read_text().replace("Ann", "Eve"))
-    assert files_hash(folder, TASKS, [8192]) != before
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("kilt_popqa_3", [question(0, id="a")], ":1 is no row of this file"),
+        ("kilt_popqa_3", [question(0, id="a", s_pop=1000)], "has no rows of rare subjects"),
+        ("kilt_popqa_3", [question(0, id=3, s_pop=0)], "has a row whose 'id' is no text"),
+        ("kilt_nq", [question(0, id="a"), question(1)], "has a row whose 'id' is no text"),
+        (
+            "msmarco_rerank_psg",
+            [query(0) | {"ctxs": [{"id": "1", "text": "a", "label": 1, "title": 3}]}],
+            ":1 is no row",
+        ),
+    ],
+)
+def test_rows_without_what_a_task_needs_are_named(folder, name, rows, message):
+    task = BY_NAME[name]
+    write(folder / "data" / task.file.format(size=task.sizes[0]), rows)
+    with pytest.raises(ValueError, match=message):
+        read_questions(folder, task, 8192, None)
+
+
+@pytest.mark.parametrize("name", ["kilt_nq", "msmarco_rerank_psg"])
+def test_examples_are_of_other_questions_or_there_are_too_few(folder, name):
+    task = BY_NAME[name]
+    examples = folder / "data" / task.examples
+    write(examples, [json.loads(examples.read_text().splitlines()[0])] * 3)
+    with pytest.raises(ValueError, match=f"{examples.name} has fewer than 2 examples that are other questions than"):
+        read_questions(folder, task, 8192, 2)

@@ -1,4 +1,4 @@
-"""What the measure of the code counts, on a text whose numbers are counted by hand."""
+"""Counts of scripts/measure_code.py, compared with a text counted by hand."""
 
 import subprocess
 import sys

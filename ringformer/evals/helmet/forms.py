@@ -48,8 +48,10 @@ def _of_needle(row: Row, examples: Sequence[Row]) -> Question:
 
 
 def _is_pair(row: Row) -> bool:
-    texts = [text for key, value in row["demos"] for text in (key, value)]
-    return _are_texts(row["context"], row["question"], row["answer"], *texts)
+    texts = [row["context"], row["question"], row["answer"]]
+    for key, value in row["demos"]:
+        texts += [key, value]
+    return _are_texts(*texts)
 
 
 def _of_pair(row: Row, examples: Sequence[Row]) -> Question:
@@ -59,8 +61,10 @@ def _of_pair(row: Row, examples: Sequence[Row]) -> Question:
 
 
 def _is_question(row: Row) -> bool:
-    texts = [text for document in row["ctxs"] for text in (document["title"], document["text"])]
-    return _are_texts(row["question"], *row["answers"], *texts) and bool(row["answers"])
+    texts = [row["question"], *row["answers"]]
+    for document in row["ctxs"]:
+        texts += [document["title"], document["text"]]
+    return _are_texts(*texts) and bool(row["answers"])
 
 
 def _of_question(row: Row, examples: Sequence[Row]) -> Question:
@@ -77,9 +81,12 @@ def _documents(row: Row) -> str:
 
 def _is_query(row: Row) -> bool:
     documents = row["ctxs"]
-    texts = [text for document in documents for text in (document["id"], document["text"])]
+    texts = [row["query"], row["qid"]]
+    for document in documents:
+        texts += [document["id"], document["text"]]
+    titles = [document["title"] for document in documents if "title" in documents[0]]
     labels = [document["label"] for document in documents]
-    return _are_texts(row["query"], row["qid"], *texts) and bool(labels) and all(type(x) is int for x in labels)
+    return bool(documents) and _are_texts(*texts, *titles) and all(type(label) is int for label in labels)
 
 
 def _of_query(row: Row, examples: Sequence[Row]) -> Question:

@@ -7,14 +7,13 @@ unpacked. Nothing is downloaded.
 
 import hashlib
 import json
-import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ringformer.evals.helmet.forms import SHOTS, Form, Question, Row
+from ringformer.evals.helmet.forms import SHOTS, Question, Row
 from ringformer.evals.helmet.tasks import BY_NAME, LENGTHS, Task
 
 HOW = (
@@ -26,8 +25,8 @@ SEED = 42
 KEYS = ("qid", "id", "question")
 """Fields that may tell one question from another; the first one that a row has does. Several rows ask the same one,
 with its document at other places."""
-MOST_POPULAR = 3.0
-"""Questions of PopQA count whose subjects had fewer than 10 to this power views."""
+MOST_VIEWS = 1000
+"""Questions of PopQA count whose subjects had fewer views."""
 
 
 def tasks_of(folder: Path, lengths: Sequence[int], names: Sequence[str] | None) -> list[Task]:
@@ -67,27 +66,34 @@ def read_questions(folder: Path, task: Task, length: int, number: int | None) ->
 
     Raises FileNotFoundError for a file that is not there, and ValueError for a row of another form.
     """
-    rows = _rows(file_of(folder, task, length), task.form)
-    if task.rare:
-        rows = [row for row in rows if _is_rare(row)]
+    path = file_of(folder, task, length)
+    rows = _rows(path, task)
     if not task.examples:
         return [[task.form.question(row, ())] for row in _shuffled(rows, SEED)[:number]]
-    examples = _rows(folder / "data" / task.examples, task.form)
-    if task.rare:
-        examples = [row for row in examples if _is_rare(row)]
     key = next(key for key in KEYS if key in rows[0])
+    _check_names(path, rows, key)
+    path_of_examples = folder / "data" / task.examples
+    examples = _rows(path_of_examples, task)
+    _check_names(path_of_examples, examples, key)
     drawn = _drawn_questions(rows, key, number)
     if task.examples_are == "not asked" and len(examples) > 2 * sum(map(len, drawn.values())):
         examples = [row for row in examples if row[key] not in drawn]
     questions = []
-    for rows_of_question in drawn.values():
-        solved = _solved(rows_of_question[0][key], key, task, examples)
+    for name, rows_of_question in drawn.items():
+        solved = _solved(name, key, task, examples)
+        if len(solved) < SHOTS:
+            raise ValueError(
+                f"{path_of_examples} has fewer than {SHOTS} examples that are other questions than {name!r}"
+            )
         questions.append([task.form.question(row, solved) for row in rows_of_question])
     return questions
 
 
-def _rows(path: Path, form: Form) -> list[Row]:
-    """Read a file of JSON lines. Raises ValueError for a line of another form, and for no line."""
+def _rows(path: Path, task: Task) -> list[Row]:
+    """Read the rows of a task from a file of JSON lines, of PopQA the rare ones.
+
+    Raises FileNotFoundError for no file, and ValueError for a line of another form and for no row.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}: {HOW}")
     rows: list[Row] = []
@@ -96,19 +102,24 @@ def _rows(path: Path, form: Form) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-            is_right = form.is_right(row)
+            is_right = task.form.is_right(row)
+            is_wanted = not task.rare or row["s_pop"] < MOST_VIEWS
         except (ValueError, TypeError, LookupError, AttributeError):
             is_right = False
         if not is_right:
             raise ValueError(f"{path}:{number} is no row of this file of HELMET")
-        rows.append(row)
+        if is_wanted:
+            rows.append(row)
     if not rows:
-        raise ValueError(f"{path} has no rows: {HOW}")
+        raise ValueError(f"{path} has no rows{' of rare subjects' if task.rare else ''}: {HOW}")
     return rows
 
 
-def _is_rare(row: Row) -> bool:
-    return math.log10(row["s_pop"]) < MOST_POPULAR
+def _check_names(path: Path, rows: Sequence[Row], key: str) -> None:
+    """Raise ValueError if a row has no text that tells its question from others."""
+    for row in rows:
+        if type(row.get(key)) is not str:
+            raise ValueError(f"{path} has a row whose {key!r} is no text: {str(row['ctxs'])[:60]}")
 
 
 def _shuffled(rows: Sequence[Row], seed: int) -> list[Row]:
@@ -138,16 +149,3 @@ def _solved(name: str, key: str, task: Task, examples: Sequence[Row]) -> list[Ro
         if len(chosen) == SHOTS:
             break
     return list(chosen.values())
-
-
-def files_hash(folder: Path, tasks: Sequence[Task], lengths: Sequence[int]) -> str:
-    """Hash the files of solved examples and of rows that these tasks read."""
-    digest = hashlib.blake2b(digest_size=16)
-    for task in tasks:
-        paths = [file_of(folder, task, length) for length in lengths]
-        if task.examples:
-            paths.append(folder / "data" / task.examples)
-        for path in paths:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "blake2b").digest())
-    return digest.hexdigest()

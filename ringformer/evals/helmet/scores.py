@@ -23,12 +23,11 @@ def score_of(task: Task, answer: str, references: Sequence[str], relevant: Mappi
         return sum(reference.lower() in answer.lower() for reference in references) / len(references)
     if task.form is PASSAGES:
         return ndcg(ranking(answer), relevant)
-    parsed = without_prefix(answer, task.answer)
-    return float(any(_is_part(reference, text) for reference in references for text in (answer, parsed)))
-
-
-def _is_part(reference: str, answer: str) -> bool:
-    return normalized(reference) in normalized(answer)
+    texts = [normalized(answer), normalized(without_prefix(answer, task.answer))]
+    for reference in map(normalized, references):
+        if any(reference in text for text in texts):
+            return 1.0
+    return 0.0
 
 
 def without_prefix(answer: str, prefix: str) -> str:
