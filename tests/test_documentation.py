@@ -147,6 +147,7 @@ i: jax.Array = ring_attention(q, q, q, axis_name="sp", layout="zagzig")  # wrong
 """
 
 
+@pytest.mark.slow
 def test_the_type_of_a_result_follows_return_lse(tmp_path):
     path = tmp_path / "results.py"
     path.write_text(RESULTS_OF_THE_OP)

@@ -70,6 +70,7 @@ def test_a_model_without_an_original_is_exported_as_it_is_stored(trained, tmp_pa
         assert (done.dtype, done.dtype_origin) == (dtype, "as stored")
 
 
+@pytest.mark.slow
 def test_an_export_in_half_precision_is_verified_as_what_it_is(trained, tmp_path, capsys):
     """The run's parameters are rounded as the export's: then the logits are the same to 1e-4, and a fault is one."""
     run = run_of(trained, tmp_path / "run", dtype="bfloat16")

@@ -218,6 +218,7 @@ def test_every_ring_is_hidden(name, sp):
     assert s.exposed_permute_bytes <= (s.hidden_permute_bytes + s.exposed_permute_bytes) / sp
 
 
+@pytest.mark.slow
 @on_tpu
 def test_flops_are_those_of_the_mathematics():
     """Weights 8 a token and parameter (the forward runs twice, but for the head), attention 4 d + 4 d + 10 d for each

@@ -279,7 +279,7 @@ def get_config():
 """
 
 
-@pytest.mark.usual("estimate-gpu_node.sh")
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["gpu_node.sh", "slurm.sh"])
 @pytest.mark.parametrize("estimated", [[], ["--skip-estimate"]], ids=["estimate", "skip-estimate"])
 def test_a_dry_run_shows_the_host_pool_of_what_is_offloaded(tmp_path, script, estimated):

@@ -57,6 +57,7 @@ def nearest(version: str, known: list[str]) -> str:
     return next((v for v in reversed(ordered) if as_numbers(v) <= as_numbers(version)), ordered[0])
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_that_are_kept(whole):
     """Twenty steps to 1e-4 with a JAX whose file there is; with another to 1e-2 with the nearest one's."""
     known = [path.stem for path in golden.FOLDER.glob("*.json")]
