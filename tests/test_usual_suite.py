@@ -11,6 +11,7 @@ INI = """
 [pytest]
 markers =
     slow: slow
+    results: results
     usual: the usual cells
 """
 
@@ -100,8 +101,14 @@ def test_a_listed_test_may_take_more(run):
 def test_measured_seconds_are_printed(run):
     result = run(TWO_TESTS, "--measure")
     result.stdout.fnmatch_lines(["*CPU-seconds, with the processes that tests start*", "* test_toy.py::test_works*"])
-    result.stdout.fnmatch_lines(["* all 2 tests"])
+    result.stdout.fnmatch_lines(["* all 2 tests", "* CPU-seconds here for one of the reference machine"])
     assert "CPU-seconds" not in run(TWO_TESTS).stdout.str()
+
+
+def test_tests_of_committed_results_are_summed_apart(run):
+    """The budget is that of the other tests."""
+    result = run(TWO_TESTS.replace("mark.slow", "mark.results"), "--measure")
+    result.stdout.fnmatch_lines(["* all 1 tests", "* besides, 1 tests of committed results"])
 
 
 def test_processes_of_a_test_count(run):

@@ -136,6 +136,7 @@ class Costs:
         self.config = config
         self.begun = cpu_seconds()
         self.seconds: dict[str, float] = defaultdict(float)
+        self.of_results: set[str] = set()
         self.of_this_test = 0.0
         self.outside_tests: list[float] = []
 
@@ -165,6 +166,8 @@ class Costs:
 
     def pytest_runtest_logreport(self, report):
         self.seconds[report.nodeid] += getattr(report, "cpu_seconds", 0.0)  # a worker that died measured nothing
+        if "results" in report.keywords:
+            self.of_results.add(report.nodeid)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self):
@@ -182,7 +185,12 @@ class Costs:
         terminalreporter.section("CPU-seconds, with the processes that tests start")
         for test in dearest[:SHOWN]:
             terminalreporter.write_line(f"{self.seconds[test]:8.1f}  {test}")
-        total = sum(self.seconds.values())
-        terminalreporter.write_line(f"{total:8.1f}  all {len(dearest):,} tests")
+        of_results = sum(self.seconds[test] for test in self.of_results)
+        others = len(dearest) - len(self.of_results)
+        terminalreporter.write_line(f"{sum(self.seconds.values()) - of_results:8.1f}  all {others:,} tests")
+        if self.of_results:
+            results = f"{len(self.of_results):,} tests of committed results"
+            terminalreporter.write_line(f"{of_results:8.1f}  besides, {results}")
         if self.outside_tests:
             terminalreporter.write_line(f"{sum(self.outside_tests):8.1f}  start and collection of the workers")
+        terminalreporter.write_line(f"{slowness():8.2f}  CPU-seconds here for one of the reference machine")
