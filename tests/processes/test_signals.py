@@ -43,8 +43,8 @@ def test_signals_are_heard_before_c_comes_back():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ctrl_c_ends_the_suite(tmp_path, workers):
     """A test trains in its own process when Ctrl-C reaches the process group. All processes end within seconds."""
-    tests = "tests/train/test_exact_resume.py"
-    command = [sys.executable, "-m", "pytest", f"-n{workers}", f"--basetemp={tmp_path}/tests", "-m", "not slow", tests]
+    tests = "tests/train/test_exact_resume.py::test_the_losses_are_those_that_are_kept"
+    command = [sys.executable, "-m", "pytest", f"-n{workers}", f"--basetemp={tmp_path}/tests", tests]
     with_default = ["env", "--default-signal=INT", *command]  # a shell ignores SIGINT in background jobs
     process = subprocess.Popen(
         with_default, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
