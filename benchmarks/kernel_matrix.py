@@ -41,8 +41,8 @@ import jax.numpy as jnp
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
+from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.decoder_layers import attention_options
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.models.registry import FAMILIES, preset_config

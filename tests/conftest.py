@@ -20,9 +20,10 @@ from tests.signatures import check
 
 pytest_plugins = ["tests.counted_runs", "tests.unordered_loops", "tests.usual_suite"]
 
+CHECKED_MODELS = ("attention", "decoder", "feedforward", "layer", "placement", "rms_norm", "share_products")
 # The shapes and dtypes in the signatures of these modules hold in every test; for users nothing checks them.
 jaxtyping.install_import_hook(
-    ["ringformer.ops", *(f"ringformer.models.{name}" for name in ("decoder", "decoder_layers", "rms_norm"))],
+    ["ringformer.ops", *(f"ringformer.models.{name}" for name in CHECKED_MODELS)],
     f"{check.__module__}.{check.__name__}",
 )
 

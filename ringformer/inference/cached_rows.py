@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int32
 
 from ringformer.inference.cache.chunk_attention import Reads, Travels
 from ringformer.inference.cache.slots import Pieces, Slots
-from ringformer.inference.decode_step import NOT_FINITE
+from ringformer.inference.next_token import NOT_FINITE
 from ringformer.inference.program_sizes import ProgramSizes
 from ringformer.inference.programs import Programs
 from ringformer.inference.rows import Timings, padded

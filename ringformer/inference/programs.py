@@ -23,18 +23,19 @@ from ringformer.inference.cache.chunk_attention import Reads, attend_cached, sof
 from ringformer.inference.cache.slots import Pieces
 from ringformer.inference.cache.token_attention import for_tokens
 from ringformer.inference.cache.window_attention import attend_window, first_of_chunk, last_slots
-from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
+from ringformer.inference.decode_step import decode_hidden, next_logits
+from ringformer.inference.next_token import row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
 from ringformer.inference.session_arrays import CHUNK, TOKENS, Beginning, Chunk, Scores, State
 from ringformer.inference.weight_shares import weight_shares
-from ringformer.inference.words import matrices_as_words
+from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder import Decoder
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.decoder_layers import attention_options
 from ringformer.models.interface import Axes
 from ringformer.ops import online_softmax
 from ringformer.ops.layouts import permutation
+from ringformer.ops.tokenwise.words import matrices_as_words
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
 

@@ -20,13 +20,10 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.share_products import ALL, REST
 from ringformer.parallel.gather_weight import GATHER
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.parallel.weight_sharding import TENSOR_PARALLEL, WeightSharding
-
-ALL = ("tp", "fsdp", "sp")
-REST = ("fsdp", "sp")
-"""Axes that cut a weight, and axes that cut a tp rank's part of it; major first."""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,16 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int
 
+from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.decoder_layers import Layer, attention_options, enter_tp, normal, placements
+from ringformer.models.initialization import normal
 from ringformer.models.interface import Axes
+from ringformer.models.layer import Layer
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.models.layer_scan import scan_layers
+from ringformer.models.placement import placements
 from ringformer.models.rms_norm import RMSNorm
+from ringformer.models.tensor_parallel import enter_tp
 from ringformer.ops import layouts
 from ringformer.ops.argument_checks import AnyArray, Segments
 from ringformer.ops.dense_reference import dense_attention

@@ -21,8 +21,8 @@ from einops import rearrange
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.decoder_layers import attention_options
 from ringformer.models.interface import ModelConfig
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops import kernels, online_softmax

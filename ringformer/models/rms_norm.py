@@ -14,8 +14,13 @@ class RMSNorm(nnx.Module):
         self.offset = offset
         self.scale = nnx.Param(jnp.full(features, 1 - offset, jnp.float32), letters="D")
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         return rms_norm(x, self.scale[...], self.eps, self.offset)
+
+
+def normed(norm: RMSNorm | None, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+    """Return x normalised, or x itself where a family has no norm."""
+    return x if norm is None else norm(x)
 
 
 def rms_norm(

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from ringformer.inference import programs
 from ringformer.inference.cache.arrays import Cache, Entries, LayerCache, as_entries, layer_cache
 from ringformer.inference.cache.token_attention import attend_token, for_tokens
-from ringformer.inference.decode_step import _sum, decode_hidden, next_logits
-from ringformer.inference.weight_shares import ALL
+from ringformer.inference.decode_step import decode_hidden, next_logits
+from ringformer.models.share_products import ALL, own_rows_product
 from ringformer.parallel.mesh import make_mesh
 from tests.helpers import normal, relative_error
 from tests.inference.models import CONFIG, generator, log_probabilities
@@ -100,7 +100,7 @@ def test_parts_of_a_product_are_float32_until_they_are_summed():
     """Eight devices' parts; the error is the rounding of the sum."""
     mesh = make_mesh("1,2,2,2", jax.devices()[:8])
     x, matrix = rounded(normal(0, 64, 256)), rounded(normal(1, 256, 64))
-    summed = jax.shard_map(_sum, mesh=mesh, in_specs=(P(None, ALL), P(ALL)), out_specs=P())
+    summed = jax.shard_map(own_rows_product, mesh=mesh, in_specs=(P(None, ALL), P(ALL)), out_specs=P())
     expected = x.astype(np.float64) @ matrix.astype(np.float64)
     assert relative_error(jit(summed)(x, matrix), expected) <= ROOM * 1.67e-3
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.inference.decode_step import row_keys, sample
+from ringformer.inference.next_token import row_keys, sample
 from ringformer.inference.sampling import Sampling
 from tests.inference.models import CONFIG, generator
 

@@ -4,7 +4,7 @@ import math
 
 from ringformer.estimate.closed_forms.training import attention_seconds, held_key_heads, itemsize
 from ringformer.estimate.workloads.training import Workload
-from ringformer.models.decoder_layers import attention_options
+from ringformer.models.attention_options import attention_options
 from ringformer.models.flops import forward_runs, keys_in_window
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes

@@ -8,8 +8,8 @@ from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workloads.link_rates import hop_rate
 from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import Chip
+from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
-from ringformer.models.decoder_layers import attention_options
 from ringformer.models.flops import (
     PAIR_BACKWARD,
     PAIR_FORWARD,

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from ringformer.data import Batch
 from ringformer.estimate.workloads.training import Workload
-from ringformer.models.decoder_layers import attention_options
+from ringformer.models.attention_options import attention_options
 from ringformer.models.registry import family_with
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
 
 from ringformer.inference.cache.arrays import Cache, Entries, LayerCache
-from ringformer.inference.words import as_words, joined, parts
+from ringformer.ops.tokenwise.words import as_words, joined, parts
 
 ATTEND_TOKEN = "attend_token"
 """Name scope of a token's attention, which distinguishes it from the projections in a compiled program."""

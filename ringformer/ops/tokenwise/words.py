@@ -46,7 +46,7 @@ def joined(outputs: list[Float32[Array, "*dims words"]]) -> Float32[Array, "*dim
     return jnp.stack(outputs, axis=-1).reshape(*first.shape[:-1], -1)
 
 
-def row_product(x: Float[Array, "1 R"], matrix: Shaped[Array, "R n"]) -> Float32[Array, "1 n"]:
+def row_product(x: Float[Array, "1 R"], matrix: UInt32[Array, "R words"]) -> Float32[Array, "1 n"]:
     """Multiply a row by a matrix of words of bfloat16."""
     R, n = matrix.shape
     pieces = math.gcd(R, SUMS)
@@ -55,7 +55,7 @@ def row_product(x: Float[Array, "1 R"], matrix: Shaped[Array, "R n"]) -> Float32
     return joined([y.sum(axis=0) for y in lax.optimization_barrier(sums)])[None]
 
 
-def product(x: Float[Array, "B R"], matrix: Shaped[Array, "R n"]) -> Float32[Array, "B n"]:
+def product(x: Float[Array, "B R"], matrix: Shaped[Array, "R _"]) -> Float32[Array, "B _"]:
     """Multiply rows by a matrix, which may be words if there is one row."""
     if matrix.dtype == jnp.uint32:
         return row_product(x, matrix)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.inference.words import as_words, joined, matrices_as_words, numbers, product
+from ringformer.ops.tokenwise.words import as_words, joined, matrices_as_words, numbers, product
 from tests.helpers import normal, relative_error
 
 

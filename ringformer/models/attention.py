@@ -1,0 +1,160 @@
+"""Causal self-attention of a layer, made of the parts of its family: its parameters, its form for many tokens
+(training and prefill) and its form for one token (decoding).
+
+Shape letters as in `decoder.py`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float
+
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.initialization import normal
+from ringformer.models.interface import Axes
+from ringformer.models.layer_scan import REMAT
+from ringformer.models.placement import Placement
+from ringformer.models.rms_norm import RMSNorm, normed, rms_norm
+from ringformer.models.share_products import columns_product, rows_product
+from ringformer.models.tensor_parallel import enter_tp, leave_tp
+
+OF_KEY_HEADS = ("wk", "wv", "bk", "bv", "k_norm")
+"""Parameters of an `Attention` that have the key heads."""
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with grouped key heads.
+
+    What attends is an argument: `attend(q, k, v)` gets rotated q and k, and returns the outputs and anything that it
+    keeps. Both forms return the layer's output and what was kept.
+    """
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.wq = normal(config, rngs, "DHd")
+        self.wk = normal(config, rngs, "DKd")
+        self.wv = normal(config, rngs, "DKd")
+        self.wo = normal(config, rngs, "HdD")
+        if config.PARTS.bias:
+            self.bq = self._constant("Hd", 0)
+            self.bk = self._constant("Kd", 0)
+            self.bv = self._constant("Kd", 0)
+        if config.PARTS.qk_norm:
+            of_one_head = config.PARTS.qk_norm == "head"
+            neutral = 1 - config.PARTS.norm_offset
+            self.q_norm = self._constant("d" if of_one_head else "Hd", neutral)
+            self.k_norm = self._constant("d" if of_one_head else "Kd", neutral)
+
+    def _constant(self, letters: str, value: float) -> nnx.Param:
+        shape = [self.config.sizes[letter] for letter in letters]
+        return nnx.Param(jnp.full(shape, value, jnp.float32), letters=letters)
+
+    def __call__(
+        self,
+        x: Float[Array, "B t D"],
+        norm: RMSNorm | None,
+        placement: Placement,
+        axes: Axes,
+        attend: Callable,
+    ) -> tuple[Float[Array, "B t D"], Any]:
+        """Compute many tokens.
+
+        Each group of heads recomputes the norm before it, so the norm's output is never kept. With tp, x and the result
+        are the rank's part t of the local tokens T, and the placement covers all T; without tp, t is T.
+        """
+        c = self.config
+        x = enter_tp(x, axes)
+        wo = self.wo[...].astype(x.dtype)
+        weights = self._of_the_rank(wo.shape[0], x.dtype, axes)
+        of_heads: Callable = partial(self._of_heads, x, norm, placement, attend, axes)
+        if c.head_groups == 1:
+            o, kept = of_heads(weights)
+            y = jnp.einsum("bthd,hdD->btD", o, wo)
+        else:
+            # A group's backward recomputes the projections q, k, v; its o, m and l are kept.
+            of_heads = jax.checkpoint(of_heads, policy=REMAT["attention"], prevent_cse=False)
+            groups = jax.tree.map(lambda w: rearrange(w, "... (g h) d -> g ... h d", g=c.head_groups), weights)
+            _, (o, kept) = lax.scan(lambda _, group: (None, of_heads(group)), None, groups)
+            y = jnp.einsum("gbthd,ghdD->btD", o, rearrange(wo, "(g h) d D -> g h d D", g=c.head_groups))
+        return leave_tp(y, axes), kept
+
+    def decode(
+        self, x: Float[Array, "B D"], norm: RMSNorm | None, placement: Placement, attend: Callable
+    ) -> tuple[Float[Array, "B D"], Any]:
+        """Compute one token of each row; the module holds the device's shares of the weights (`share_products.py`)."""
+        c = self.config
+        tp = lax.axis_size("tp")
+        query_width = c.num_heads // tp * c.head_dim
+        key_width = max(1, c.num_kv_heads // tp) * c.head_dim
+        shares = [self.wq[...], self.wk[...], self.wv[...]]
+        columns = columns_product(normed(norm, x), shares, [query_width, key_width, key_width])
+        q, k, v = (rearrange(y, "b (h d) -> b 1 h d", d=c.head_dim) for y in columns)
+        q, k, v = self._with_parts(q, k, v, {name: getattr(self, name)[...] for name in self._names()}, "tp")
+        q, k = placement(q, k)
+        o, kept = attend(q, k, v)
+        return rows_product(rearrange(o, "b 1 h d -> b (h d)").astype(x.dtype), self.wo[...]), kept
+
+    def _names(self) -> list[str]:
+        """Return the names of the parameters that each head has a part of, besides the projections."""
+        names = ["bq", "bk", "bv"] if self.config.PARTS.bias else []
+        if self.config.PARTS.qk_norm == "width":
+            names += ["q_norm", "k_norm"]
+        return names
+
+    def _of_the_rank(self, heads: int, dtype, axes: Axes) -> dict[str, Float[Array, "*inputs heads d"]]:
+        """Return the parameters that each head has a part of, for a tp rank of so many query heads.
+
+        With fewer key heads than tp ranks, parameters of key heads are not sharded over tp, and each rank uses one
+        head of them.
+        """
+        c = self.config
+        names = ["wq", "wk", "wv", *self._names()]
+        weights = {name: getattr(self, name)[...].astype(dtype) for name in names}
+        key_heads = max(1, heads * c.num_kv_heads // c.num_heads)  # those that the rank's queries read
+        if weights["wk"].shape[1] > key_heads:
+            head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
+            for name in names:
+                if name in OF_KEY_HEADS:
+                    w = weights[name]
+                    weights[name] = lax.dynamic_slice_in_dim(w, head, 1, axis=w.ndim - 2)
+        return weights
+
+    def _of_heads(self, x: Float[Array, "B T D"], norm, placement, attend, axes, weights: dict):
+        """Return the outputs [B, T, h, d] of some heads, whose parts of the parameters are `weights`, and `kept`."""
+        x = normed(norm, x)
+        q, k, v = (jnp.einsum("btD,Dhd->bthd", x, weights[name]) for name in ("wq", "wk", "wv"))
+        q, k, v = self._with_parts(q, k, v, weights, axes.tp)
+        q, k = placement(q, k)
+        return attend(q, k, v)
+
+    def _with_parts(self, q, k, v, weights: dict, tp: str | None):
+        """Add biases to q, k and v, and normalise q and k, if the family does; `tp` is the axis that shares heads."""
+        parts = self.config.PARTS
+        eps = self.config.norm_eps
+        if parts.bias:
+            q += weights["bq"]
+            k += weights["bk"]
+            v += weights["bv"]
+        if parts.qk_norm == "head":
+            q = rms_norm(q, self.q_norm[...], eps, parts.norm_offset)
+            k = rms_norm(k, self.k_norm[...], eps, parts.norm_offset)
+        if parts.qk_norm == "width":
+            q = width_norm(q, weights["q_norm"], eps, tp)
+            k = width_norm(k, weights["k_norm"], eps, tp)
+        return q, k, v
+
+
+def width_norm(x: Float[Array, "B T h d"], scale: Float[Array, "h d"], eps: float, tp: str | None):
+    """Divide x by the root of its mean square over all heads, those of other tp ranks included, and multiply by the
+    scale, in float32; return x's dtype."""
+    wide = x.astype(jnp.float32)
+    mean = jnp.mean(wide * wide, axis=(-2, -1), keepdims=True)
+    if tp is not None:
+        mean = lax.pmean(mean, tp)
+    return (wide * lax.rsqrt(mean + eps) * scale.astype(jnp.float32)).astype(x.dtype)

@@ -1,0 +1,54 @@
+"""Gated feed-forward of a layer: its parameters, its form for many tokens (training and prefill) and its form for one
+token (decoding)."""
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from ringformer.models.decoder_config import DecoderConfig
+from ringformer.models.initialization import normal
+from ringformer.models.interface import Axes
+from ringformer.models.rms_norm import RMSNorm, normed, rms_norm
+from ringformer.models.share_products import own_columns_product, own_rows_product
+from ringformer.models.tensor_parallel import enter_tp, leave_tp
+from ringformer.ops.tokenwise.blockwise_feedforward import ACTIVATIONS, blockwise_feedforward, gated
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU or GeGLU, and the norm before it."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.w_gate = normal(config, rngs, "DF")
+        self.w_up = normal(config, rngs, "DF")
+        self.w_down = normal(config, rngs, "FD")
+
+    def __call__(self, x: Float[Array, "B t D"], norm: RMSNorm | None, axes: Axes) -> Float[Array, "B t D"]:
+        """Compute many tokens. The norm and the feed-forward run chunk by chunk (the paper's blockwise feed-forward).
+
+        With tp, x and the result are the rank's part t of the local tokens.
+        """
+        c = self.config
+        activation = ACTIVATIONS[c.PARTS.activation]
+        x = enter_tp(x, axes)
+        scale = None if norm is None else norm.scale[...]
+        projections = tuple(w[...].astype(x.dtype) for w in (self.w_gate, self.w_up, self.w_down))
+
+        def function(weights, x):
+            scale, projections = weights
+            if scale is not None:
+                x = rms_norm(x, scale, c.norm_eps, c.PARTS.norm_offset)
+            return gated(projections, x, activation)
+
+        if c.on_ring or c.attention == "blockwise":
+            y = blockwise_feedforward(function, (scale, projections), x, c.ffn_chunk)
+        else:
+            y = function((scale, projections), x)
+        return leave_tp(y, axes)
+
+    def decode(self, x: Float[Array, "B D"], norm: RMSNorm | None) -> Float[Array, "B D"]:
+        """Compute one token of each row; the module holds the device's shares of the weights (`share_products.py`)."""
+        activation = ACTIVATIONS[self.config.PARTS.activation]
+        x = normed(norm, x)
+        gate = own_columns_product(x, self.w_gate[...])
+        up = own_columns_product(x, self.w_up[...])
+        return own_rows_product(activation(gate) * up, self.w_down[...])
