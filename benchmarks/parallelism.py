@@ -22,7 +22,7 @@ from ringformer.estimate.kernels.kernel_cycles import with_machine_code
 from ringformer.estimate.reports.time_report import modelled_time
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workloads.training import Workload, preset_workload
-from ringformer.ops.ring_hops import RingForm
+from ringformer.ops.ring import RingForm
 from ringformer.paper.figures import draw_parallelism
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 from ringformer.models.own_attention import ATTENTION, REGISTERED, UnknownAttention
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import VISIBLE, WINDOWED
-from ringformer.ops.ring_hops import RingForm
+from ringformer.ops.ring import RingForm
 
 Remat = Literal["full", "attention", "dots", "none"]
 OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")

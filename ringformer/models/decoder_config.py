@@ -21,8 +21,8 @@ from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import Layout
+from ringformer.ops.ring import RingForm
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.ops.ring_hops import RingForm
 from ringformer.ops.tokenwise import rope
 from ringformer.ops.tokenwise.rope import RopeScaling
 

@@ -26,11 +26,12 @@ from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import ModelConfig
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops import kernels, online_softmax
+from ringformer.ops.attention import Attention, Blocks, Mask, Shard
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.head_exchange import key_copies
-from ringformer.ops.kernels.block_kernels import Kernel, padded_parts, without_padding
+from ringformer.ops.kernels.block_kernels import Kernel, without_padding
 from ringformer.ops.layouts import Layout
-from ringformer.ops.ring_hops import Ring, Shard
+from ringformer.ops.ring import Ring
 from ringformer.ops.ring_vjp import attention_on_ring
 from ringformer.ops.streams import Stream, halves_of_heads
 from ringformer.ops.work_list import WorkList
@@ -197,51 +198,46 @@ def _blocks(trial: Trial, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 def _window(trial: Trial, q, k, v, do) -> dict[str, jax.Array]:
     """Compute o and the gradients within a window that leaves out some pairs of chunks."""
-    ring = Ring(
-        None,
-        trial.layout,
-        True,
-        trial.head_dim**-0.5,
-        *trial.window_chunks,
-        trial.kernel,
-        returns_lse=False,
-        window=min(trial.window, trial.tokens * 3 // 8),
-    )
-    o, vjp = jax.vjp(lambda *qkv: attention_on_ring(ring, *qkv, None, None, None, None)[0], q, k, v)
+    blocks = Blocks(trial.head_dim**-0.5, trial.kernel, *trial.window_chunks)
+    mask = Mask(window=min(trial.window, trial.tokens * 3 // 8))
+    attention = Attention(Ring(None, trial.layout), blocks, mask)
+    o, vjp = jax.vjp(lambda *qkv: attention_on_ring(attention, *qkv, None, None, None, None)[0], q, k, v)
     return dict(zip(OUTPUTS, (o, *vjp(do)), strict=True)) if trial.backward else {"o": o}
 
 
 def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dict[str, jax.Array]:
     """Compute o and the gradients of one block, with the softmax over only its keys."""
-    scale = trial.head_dim**-0.5
     K = trial.key_heads
-    ring = Ring(None, trial.layout, True, scale, trial.q_chunk, trial.k_chunk, trial.kernel, returns_lse=False)
-    ring, (q, k, v, _, q_ids, k_ids) = ring.whole_chunks(Shard(q, k, v, None, q_ids, k_ids))
-    if ring.blocks.lanes > 1:
-        do = padded_parts(do, ring.parts, ring.chunk(trial.tokens, ring.q_chunk), 1)
+    attention = Attention(
+        Ring(None, trial.layout), Blocks(trial.head_dim**-0.5, trial.kernel, trial.q_chunk, trial.k_chunk)
+    )
+    attention, (q, k, v, _, q_ids, k_ids) = attention.in_whole_chunks(Shard(q, k, v, None, q_ids, k_ids))
+    blocks = attention.blocks
+    do = attention.whole_queries(do)
     queries = Queries(rearrange(q, "b t (k g) d -> b k g t d", k=K), q_ids)
     keys = Keys(rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d"), k_ids, None)
     source = None if earlier is None else jnp.asarray(earlier)
-    work_list = ring.work_list(q.shape[1], k.shape[1], source, Stream())
+    work_list = attention.work_list(q.shape[1], k.shape[1], source, Stream())
     state = online_softmax.init(queries.q.shape[:-1], trial.head_dim)
-    state = ring.blocks.forward(state, queries, keys, work_list, scale)
+    state = blocks.forward(state, queries, keys, work_list)
     o = online_softmax.output(state)
     outputs = {"o": o}
     if trial.backward:
         do = rearrange(do, "b t (k g) d -> b k g t d", k=K)
         rows = [*online_softmax.shift_and_weight(state.m, state.l), (o * do).sum(-1)]
-        cotangents = ring.blocks.prepare(Cotangents(do, jnp.stack(rows), o.astype(q.dtype), None))
+        cotangents = blocks.code.prepare(Cotangents(do, jnp.stack(rows), o.astype(q.dtype), None))
         dq = jnp.zeros(queries.q.shape, jnp.float32)
-        if earlier is not None and ring.blocks.adds_gradients and ring.blocks.has_even_halves(K):
-            dq, dkv = _backward_by_halves(ring, queries, keys, cotangents, work_list)
+        if earlier is not None and blocks.code.adds_gradients and blocks.code.has_even_halves(K):
+            dq, (dk, dv) = _backward_by_halves(blocks, queries, keys, cotangents, work_list)
         else:
-            dq, (dkv, _) = ring.blocks.backward(dq, queries, keys, cotangents, work_list, scale)
-        outputs |= {"dq": dq, "dk": dkv[0], "dv": dkv[1]}
-    return {name: without_padding(x, ring.parts, trial.tokens, x.ndim - 2) for name, x in outputs.items()}
+            dq, gradients = blocks.backward(dq, queries, keys, cotangents, work_list)
+            dk, dv = gradients.kv
+        outputs |= {"dq": dq, "dk": dk, "dv": dv}
+    return {name: without_padding(x, attention.ring.parts, trial.tokens, x.ndim - 2) for name, x in outputs.items()}
 
 
 def _backward_by_halves(
-    ring: Ring, queries: Queries, keys: Keys, cotangents: Cotangents, work_list: WorkList
+    blocks: Blocks, queries: Queries, keys: Keys, cotangents: Cotangents, work_list: WorkList
 ) -> tuple[jax.Array, jax.Array]:
     """Compute dq and [dk, dv] by halves of the key heads, as on a ring. Each half is computed twice: the second time
     adds to gradients that are there, and both are divided by two."""
@@ -250,11 +246,11 @@ def _backward_by_halves(
     for half in halves_of_heads(keys.kv.shape[2], (1, 1)):
         heads, (do, rows, *_) = half.heads, cotangents
         their = queries._replace(q=queries.q[:, heads]), keys._replace(kv=keys.kv[:, :, heads])
-        mine = *their, Cotangents(do[:, heads], rows[:, :, heads]), work_list, ring.scale
-        dq, once = ring.blocks.backward(jnp.zeros(mine[0].q.shape, jnp.float32), *mine)
-        dq, twice = ring.blocks.backward(dq, *mine, once)
+        mine = *their, Cotangents(do[:, heads], rows[:, :, heads]), work_list
+        dq, once = blocks.backward(jnp.zeros(mine[0].q.shape, jnp.float32), *mine)
+        dq, twice = blocks.backward(dq, *mine, once)
         dqs.append(dq)
-        sums.append(twice.kv)
+        sums.append(jnp.asarray(twice.kv))
     return jnp.concatenate(dqs, axis=1) / 2, jnp.concatenate(sums, axis=2) / 2
 
 

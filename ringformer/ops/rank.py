@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ringformer.ops.attention import Attention, Blocks
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.online_softmax import Softmax
-from ringformer.ops.ring_hops import Ring
+from ringformer.ops.ring import Ring
 from ringformer.ops.streams import Stream, Streams, with_shared_ids
 from ringformer.ops.work_list import WorkList
 
@@ -27,7 +28,7 @@ Step = int | jax.Array
 class Rank:
     """One rank during a pass, with the queries that stay on it."""
 
-    ring: Ring
+    attention: Attention
     index: jax.Array
     """Its place on the ring, traced."""
     queries: list[Queries]
@@ -37,16 +38,24 @@ class Rank:
     """Keys of a shard, in whole chunks if the kernel needs them."""
     backward: bool = False
 
+    @property
+    def ring(self) -> Ring:
+        return self.attention.ring
+
+    @property
+    def blocks(self) -> Blocks:
+        return self.attention.blocks
+
     def shift(self, keys: list[Keys]) -> list[Keys]:
         """Send the keys to the next rank of their stream, and receive those of the previous one."""
         shared = with_shared_ids(self.streams, keys)
-        return [self.ring.shift(x, stream) for x, stream in zip(shared, self.streams, strict=True)]
+        return [self.ring.shift(x, stream.direction) for x, stream in zip(shared, self.streams, strict=True)]
 
     def attend(self, states: list[Softmax], keys: list[Keys], step: Step) -> list[Softmax]:
         """Add the visible keys of a step to the running softmax of every query."""
         attended = []
         for state, queries, visiting, stream in zip(states, self.queries, keys, self.streams, strict=True):
-            attended.append(self.ring.forward(state, queries, visiting, self._pairs(step, stream)))
+            attended.append(self.blocks.forward(state, queries, visiting, self._pairs(step, stream)))
         return attended
 
     def differentiate(
@@ -70,9 +79,9 @@ class Rank:
             arrived = dkeys[i] if travels_after else self._passed_on(dkeys[i], stream)
             block = self.queries[i], keys[i], rows[i], self._pairs(step, stream)
             if self._adds_in_kernel:
-                dq, sums = self.ring.backward(dqs[i], *block, arrived)
+                dq, sums = self.blocks.backward(dqs[i], *block, arrived)
             else:
-                dq, share = self.ring.backward(dqs[i], *block)
+                dq, share = self.blocks.backward(dqs[i], *block)
                 sums = share if arrived is None else jax.tree.map(jnp.add, arrived, share)
             new_dqs.append(dq)
             new_dkeys.append(self._passed_on(sums, stream) if travels_after and not _is_own(step) else sums)
@@ -85,11 +94,11 @@ class Rank:
         So those of one stream travel while the kernel computes the other stream: the first stream's after its block,
         the last stream's before its block.
         """
-        return self.ring.blocks.adds_gradients and len(self.streams) == 2
+        return self.blocks.code.adds_gradients and len(self.streams) == 2
 
     def _passed_on(self, dkeys: KeyGradients | None, stream: Stream) -> KeyGradients | None:
         """Send gradients of keys to the next rank, and receive those of the previous one; gathered keys do not hop."""
-        return dkeys if self.ring.gathers else self.ring.shift(dkeys, stream)
+        return dkeys if self.ring.gathers else self.ring.shift(dkeys, stream.direction)
 
     @property
     def no_gradients(self) -> list[None]:
@@ -102,44 +111,18 @@ class Rank:
         When the next hop begins, the keys of this block are no longer read: two buffers suffice, and none is copied.
         And nobody waits for the next segment ids before this block has hidden their hop.
         """
-        has_kernel = self._adds_in_kernel if self.backward else self.ring.blocks.unroll
+        has_kernel = self._adds_in_kernel if self.backward else self.blocks.code.unroll
         return lax.optimization_barrier((computed, arriving)) if has_kernel else (computed, arriving)
 
-    def gathered(self, keys: list[Keys]) -> list[Keys]:
-        """Gather the keys of all ranks, in the order of the ranks."""
-        return [self.ring.gathered(x) for x in with_shared_ids(self.streams, keys)]
-
-    def attend_to_others(self, states: list[Softmax], gathered: list[Keys]) -> list[Softmax]:
-        """Add the visible keys of all other ranks to the running softmax of every query."""
-        attended = []
-        for state, queries, keys in zip(states, self.queries, gathered, strict=True):
-            attended.append(self.ring.forward(state, queries, keys, self._pairs_of_others()))
-        return attended
-
-    def differentiate_others(
-        self, dqs: list[jax.Array], gathered: list[Keys], rows: list[Cotangents]
-    ) -> tuple[list[jax.Array], list[KeyGradients]]:
-        """Add the shares of all other ranks to dq, and return the gradients of their keys."""
-        new_dqs = []
-        of_others = []
-        for dq, queries, keys, of_stream in zip(dqs, self.queries, gathered, rows, strict=True):
-            new_dq, gradients = self.ring.backward(dq, queries, keys, of_stream, self._pairs_of_others())
-            new_dqs.append(new_dq)
-            of_others.append(gradients)
-        return new_dqs, of_others
-
     @property
-    def _tokens(self) -> int:
+    def tokens(self) -> int:
         """Queries of a shard."""
         return self.queries[0].q.shape[3]
 
     def _pairs(self, step: Step, stream: Stream) -> WorkList:
         """Make the chunk pairs of a step."""
-        earlier = self.ring.is_earlier(self.index, None if _is_own(step) else step, stream)
-        return self.ring.work_list(self._tokens, self.length, earlier, stream)
-
-    def _pairs_of_others(self) -> WorkList:
-        return self.ring.others(self._tokens, self.length, self.index)
+        earlier = None if _is_own(step) else self.ring.is_earlier(self.index, step, stream.direction)
+        return self.attention.work_list(self.tokens, self.length, earlier, stream)
 
 
 def _is_own(step: Step) -> bool:

@@ -20,10 +20,12 @@ from jaxtyping import Array, Float, Float32
 
 from ringformer.ops import argument_checks, layouts
 from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
+from ringformer.ops.attention import Attention, Blocks, Mask
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.head_exchange import HeadExchange
 from ringformer.ops.kernels.block_kernels import (
     Kernel,
+    check_both_ways,
     check_head_size,
     check_ids,
     check_kernel,
@@ -31,7 +33,7 @@ from ringformer.ops.kernels.block_kernels import (
     check_masks,
 )
 from ringformer.ops.layouts import Layout
-from ringformer.ops.ring_hops import Ring, RingForm
+from ringformer.ops.ring import Ring, RingForm
 from ringformer.ops.ring_vjp import attention_on_ring
 from ringformer.ops.varying_axes import vary, varying_axes
 
@@ -186,18 +188,21 @@ def ring_attention(
     if causal:
         layouts.check_layout(layout, q.shape[1] * ulysses, 1, ulysses)
     sinks = argument_checks.as_sinks(sinks, q.shape[2])
-    options = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, exchange, return_lse, ring, rings)
     if rings != 1 and axis_name is None:
         raise ValueError(f"rings={rings} cuts a mesh axis; axis_name is None")
-    options.check_form(k.shape[2])
+    of_ranks = Ring(axis_name, layout if causal else "contiguous", ring, exchange, rings)
+    if of_ranks.goes_both_ways:
+        check_both_ways(kernel, k.shape[2] * exchange.copies // ulysses)
     argument_checks.check_window(window, attend_first, in_order, causal, segment_ids)
-    options = options.within(window, attend_first, logit_softcap, q.shape[1])
+    blocks = Blocks(scale, kernel, q_chunk, k_chunk, logit_softcap)
+    attention = Attention(of_ranks, blocks, Mask(causal, window, attend_first), return_lse)
+    attention = attention.in_simplest_form(q.shape[1])
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks))
     # A custom_vjp must return cotangents that vary as its inputs do. So the cast to a common type stays outside of it:
     # the cast's transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
     arrays = exchange.unbatched(arrays)
     *arrays, of_heads = reverse_mode_only(arrays, "ring_attention")
-    o, lse = attention_on_ring(options, *arrays, exchange.own_heads(of_heads))
+    o, lse = attention_on_ring(attention, *arrays, exchange.own_heads(of_heads))
     o, lse = exchange.unbatched((o, lse))
     return (o, lse) if return_lse else o

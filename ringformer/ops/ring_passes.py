@@ -40,7 +40,7 @@ def ring_forward(rank: Rank, states: list[Softmax], keys: list[Keys]) -> list[So
     if n > 1:
         carry = block_and_hop(OWN, (states, keys))
         with jax.named_scope(LOOP):
-            carry = lax.fori_loop(1, n - 1, block_and_hop, carry, unroll=rank.ring.blocks.unroll)
+            carry = lax.fori_loop(1, n - 1, block_and_hop, carry, unroll=rank.blocks.code.unroll)
         states, keys = carry
     return rank.attend(states, keys, n - 1)
 
@@ -73,7 +73,7 @@ def ring_backward(
         if n > 2:
             carry = block_and_hop(1, (dqs, dkeys, keys))
             with jax.named_scope(LOOP):
-                carry = lax.fori_loop(2, n - 1, block_and_hop, carry, unroll=rank.ring.blocks.unroll)
+                carry = lax.fori_loop(2, n - 1, block_and_hop, carry, unroll=rank.blocks.code.unroll)
             dqs, dkeys, keys = carry
         dqs, dkeys = rank.differentiate(dqs, dkeys, keys, rows, n - 1)
     # Stack the rank's own keys again: keeping them through the loop would take the memory of k and v twice.

@@ -20,13 +20,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Float32
 
 from ringformer.ops import online_softmax
+from ringformer.ops.attention import Attention, Shard
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys
 from ringformer.ops.gathered_passes import gathered_backward, gathered_forward
 from ringformer.ops.head_exchange import HeadExchange
 from ringformer.ops.kernels.block_kernels import without_padding
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.rank import Rank
-from ringformer.ops.ring_hops import Ring, Shard
+from ringformer.ops.ring import Ring
 from ringformer.ops.ring_passes import ring_backward, ring_forward
 from ringformer.ops.streams import joined_key_gradients, joined_query_gradients, joined_states
 from ringformer.ops.varying_axes import vary_like
@@ -48,20 +49,22 @@ class Residuals(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attention_on_ring(ring: Ring, q, k, v, bias, q_ids, k_ids, sinks):
+def attention_on_ring(attention: Attention, q, k, v, bias, q_ids, k_ids, sinks):
     """Return o [B, T, H, d] and lse [B, H, T] of this device's queries; arguments as in `ring_attention`, but `sinks`
     are those of the heads that the device has during attention."""
-    return _forward(ring, q, k, v, bias, q_ids, k_ids, sinks)[0]
+    return _forward(attention, q, k, v, bias, q_ids, k_ids, sinks)[0]
 
 
-def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids, sinks):
+def _forward(attention: Attention, q, k, v, bias, q_ids, k_ids, sinks):
+    ring = attention.ring
+    log_unit = attention.blocks.code.log_unit
     shard = _with_heads_exchanged(ring.exchange, Shard(q, k, v, bias, q_ids, k_ids))
-    rank, filled = _enter(ring, shard)
+    rank, filled = _enter(attention, shard)
     keys = _keys_of_streams(rank, filled)
     states = vary_like(_initial_states(rank, filled.key_heads, sinks), rank.queries, keys)
     states = _attended(rank, states, keys)
 
-    state = joined_states(rank.streams, states, ring.blocks.log_unit)
+    state = joined_states(rank.streams, states, log_unit)
     length = shard.length
     o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
     o = ring.exchange.to_tokens(without_padding(o, ring.parts, length, 1))
@@ -69,16 +72,17 @@ def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids, sinks):
     softmax = without_padding(softmax, ring.parts, length, 3)
     o = checkpoint_name(o, SAVED_OUTPUT)
     softmax = checkpoint_name(softmax, SAVED_SOFTMAX)
-    lse = online_softmax.log_sum_exp(softmax[0] * ring.blocks.log_unit, softmax[1])
+    lse = online_softmax.log_sum_exp(softmax[0] * log_unit, softmax[1])
     lse = ring.exchange.to_tokens(lse, tokens=2, heads=1)
     return (o, lse), Residuals(shard, sinks, o, softmax)
 
 
-def _backward(ring: Ring, residuals: Residuals, cotangents):
+def _backward(attention: Attention, residuals: Residuals, cotangents):
     do, dlse = cotangents
+    ring = attention.ring
     shard = residuals.shard
     numbers = _row_numbers(ring.exchange, residuals, do, dlse)
-    rank, filled = _enter(ring, shard, backward=True)
+    rank, filled = _enter(attention, shard, backward=True)
     rows = _rows_of_streams(rank, filled.key_heads, residuals.o, numbers, do, dlse)
     dqs = []
     for queries, keys in zip(rank.queries, _keys_of_streams(rank, filled), strict=True):
@@ -92,7 +96,7 @@ def _backward(ring: Ring, residuals: Residuals, cotangents):
     dbias = of_keys.bias
     if dbias is not None:
         dbias = ring.exchange.summed(without_padding(dbias, ring.parts, shard.keys, 1))
-    dsinks = None if residuals.sinks is None else _sink_gradients(ring, residuals.sinks, numbers)
+    dsinks = None if residuals.sinks is None else _sink_gradients(attention, residuals.sinks, numbers)
     return ring.exchange.to_tokens(dq), dk, dv, dbias, None, None, dsinks
 
 
@@ -114,13 +118,13 @@ def _with_heads_exchanged(exchange: HeadExchange, shard: Shard) -> Shard:
     )
 
 
-def _enter(ring: Ring, shard: Shard, backward: bool = False) -> tuple[Rank, Shard]:
+def _enter(attention: Attention, shard: Shard, backward: bool = False) -> tuple[Rank, Shard]:
     """Return the rank with its queries, and its shard in whole chunks."""
-    ring, filled = ring.whole_chunks(shard)
-    index, q, q_ids, k_ids = ring.rank_bound_to(filled.q, filled.q_ids, filled.k_ids)
-    streams = ring.streams(filled.keys, filled.key_heads, backward)
+    attention, filled = attention.in_whole_chunks(shard)
+    index, q, q_ids, k_ids = attention.ring.rank_bound_to(filled.q, filled.q_ids, filled.k_ids)
+    streams = attention.streams(filled.keys, filled.key_heads, backward)
     queries = [stream.queries(q, filled.key_heads, q_ids) for stream in streams]
-    rank = Rank(ring, index, queries, streams, filled.keys, backward)
+    rank = Rank(attention, index, queries, streams, filled.keys, backward)
     return rank, filled._replace(q=q, q_ids=q_ids, k_ids=k_ids)
 
 
@@ -132,7 +136,7 @@ def _keys_of_streams(rank: Rank, shard: Shard) -> list[Keys]:
 
 def _initial_states(rank: Rank, key_heads: int, sinks: Float[Array, " H"] | None) -> list[Softmax]:
     """Return the running softmax of each stream before any key: empty, or that of the sinks."""
-    of_log = None if sinks is None else sinks / rank.ring.blocks.log_unit
+    of_log = None if sinks is None else sinks / rank.blocks.code.log_unit
     states = []
     for queries, stream in zip(rank.queries, rank.streams, strict=True):
         shape = queries.q.shape
@@ -145,8 +149,8 @@ def _initial_states(rank: Rank, key_heads: int, sinks: Float[Array, " H"] | None
 
 def _attended(rank: Rank, states: list[Softmax], keys: list[Keys]) -> list[Softmax]:
     """Add the keys of all ranks to the running softmax of each stream."""
-    if rank.ring.window is not None:
-        return [window_forward(rank.ring, rank.index, states[0], rank.queries[0], keys[0])]
+    if rank.attention.mask.window is not None:
+        return [window_forward(rank.attention, rank.index, states[0], rank.queries[0], keys[0])]
     if rank.ring.gathers:
         return gathered_forward(rank, states, keys)
     return ring_forward(rank, states, keys)
@@ -161,8 +165,9 @@ def _differentiated(
         return _keys_of_streams(rank, shard._replace(k=k, v=v))
 
     k_and_v = shard.k, shard.v
-    if rank.ring.window is not None:
-        dq, gradients = window_backward(rank.ring, rank.index, dqs[0], rank.queries[0], own_keys(*k_and_v)[0], rows[0])
+    if rank.attention.mask.window is not None:
+        (keys,) = own_keys(*k_and_v)
+        dq, gradients = window_backward(rank.attention, rank.index, dqs[0], rank.queries[0], keys, rows[0])
         return [dq], [gradients]
     if rank.ring.gathers:
         return gathered_backward(rank, dqs, own_keys, k_and_v, rows)
@@ -191,19 +196,21 @@ def _rows_of_streams(
     rank: Rank, key_heads: int, o: jax.Array, numbers: RowNumbers, do: jax.Array, dlse: jax.Array
 ) -> list[Cotangents]:
     """Return what the blocks of each stream read of its rows."""
-    ring = rank.ring
+    attention = rank.attention
     exchange = rank.ring.exchange
-    stacked = ring.whole_queries(jnp.stack(numbers), axis=3)
-    do = ring.whole_queries(exchange.to_heads(do))
-    o = ring.whole_queries(exchange.to_heads(o))
+    stacked = attention.whole_queries(jnp.stack(numbers), axis=3)
+    do = attention.whole_queries(exchange.to_heads(do))
+    o = attention.whole_queries(exchange.to_heads(o))
     of_lse = None
-    if ring.returns_lse:
-        of_lse = ring.whole_queries(exchange.to_heads(dlse, tokens=2, heads=1), axis=2)
-    return [ring.blocks.prepare(stream.cotangents(do, o, stacked, of_lse, key_heads)) for stream in rank.streams]
+    if attention.returns_lse:
+        of_lse = attention.whole_queries(exchange.to_heads(dlse, tokens=2, heads=1), axis=2)
+    return [rank.blocks.code.prepare(stream.cotangents(do, o, stacked, of_lse, key_heads)) for stream in rank.streams]
 
 
-def _sink_gradients(ring: Ring, sinks: Float[Array, " H"], numbers: RowNumbers) -> Float32[Array, " H"]:
-    p = jnp.exp(sinks[:, None] - numbers.m * ring.blocks.log_unit) * numbers.weight  # its value is 0, so its dp is 0
+def _sink_gradients(attention: Attention, sinks: Float[Array, " H"], numbers: RowNumbers) -> Float32[Array, " H"]:
+    p = (
+        jnp.exp(sinks[:, None] - numbers.m * attention.blocks.code.log_unit) * numbers.weight
+    )  # its value is 0, so its dp is 0
     return -(p * numbers.delta).sum(axis=(0, 2))
 
 

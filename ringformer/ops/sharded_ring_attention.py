@@ -12,8 +12,8 @@ from ringformer.ops import argument_checks, layouts
 from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import Layout
+from ringformer.ops.ring import RingForm
 from ringformer.ops.ring_attention import LogSumExp, Options, Output, ring_attention
-from ringformer.ops.ring_hops import RingForm
 
 
 class MeshOptions(Options, total=False):

@@ -25,49 +25,49 @@ import numpy as np
 from jax import lax
 
 from ringformer.ops import layouts
+from ringformer.ops.attention import Attention
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.online_softmax import Softmax
-from ringformer.ops.ring_hops import Ring
 from ringformer.ops.work_list import AxisChunks, WorkList, cut_axis, make_first_keys_work_list, make_window_work_list
 
 
-def window_forward(ring: Ring, rank: jax.Array, state: Softmax, queries: Queries, keys: Keys) -> Softmax:
+def window_forward(attention: Attention, rank: jax.Array, state: Softmax, queries: Queries, keys: Keys) -> Softmax:
     """Add the keys of the window, and the first keys of the sequence, to the running softmax of every query."""
-    line = Line(ring, rank, queries, keys)
+    line = Line(attention, rank, queries, keys)
 
     def step(t, carry):
         state, arrived = carry
         arriving = line.next_keys(arrived, t)
-        return ring.forward(state, queries, arrived, line.work_list(t)), arriving
+        return attention.blocks.forward(state, queries, arrived, line.work_list(t)), arriving
 
     arriving = line.next_keys(keys, 0)
-    state = ring.forward(state, queries, keys, line.work_list(0))
+    state = attention.blocks.forward(state, queries, keys, line.work_list(0))
     state, _ = line.each_hop(step, (state, arriving))
-    if ring.attend_first:
-        state = ring.forward(state, queries, line.first_keys(keys), line.first_work_list())
+    if attention.mask.attend_first:
+        state = attention.blocks.forward(state, queries, line.first_keys(keys), line.first_work_list())
     return state
 
 
 def window_backward(
-    ring: Ring, rank: jax.Array, dq: jax.Array, queries: Queries, keys: Keys, rows: Cotangents
+    attention: Attention, rank: jax.Array, dq: jax.Array, queries: Queries, keys: Keys, rows: Cotangents
 ) -> tuple[jax.Array, KeyGradients]:
     """Add to dq, and return the gradients of the rank's own keys, summed over all ranks."""
-    line = Line(ring, rank, queries, keys)
+    line = Line(attention, rank, queries, keys)
 
     def step(t, carry):
         dq, dkeys, arrived = carry
         arriving = line.next_keys(arrived, t)
         behind = line.moved(dkeys, 1)
-        dq, share = ring.backward(dq, queries, arrived, rows, line.work_list(t))
+        dq, share = attention.blocks.backward(dq, queries, arrived, rows, line.work_list(t))
         return dq, share if behind is None else line.with_last(behind, share), arriving
 
     dq, dkeys, _ = line.each_hop(step, (dq, None, line.next_keys(keys, 0)))
     returned = line.moved(dkeys, -line.hops)
     of_first = None
-    if ring.attend_first:
-        dq, of_first = ring.backward(dq, queries, line.first_keys(keys), rows, line.first_work_list())
+    if attention.mask.attend_first:
+        dq, of_first = attention.blocks.backward(dq, queries, line.first_keys(keys), rows, line.first_work_list())
         of_first = line.first_gradients(of_first)
-    dq, own = ring.backward(dq, queries, keys, rows, line.work_list(0))
+    dq, own = attention.blocks.backward(dq, queries, keys, rows, line.work_list(0))
     own = own if returned is None else line.with_last(own, returned)
     return dq, own if of_first is None else line.with_first(own, of_first)
 
@@ -75,19 +75,22 @@ def window_backward(
 class Line:
     """The parts of the sequence in their order, each with the keys of an earlier part, from the view of one rank."""
 
-    def __init__(self, ring: Ring, rank: jax.Array, queries: Queries, keys: Keys):
-        assert ring.window is not None
+    def __init__(self, attention: Attention, rank: jax.Array, queries: Queries, keys: Keys):
+        assert attention.mask.window is not None
+        ring = attention.ring
+        self.attention = attention
         self.ring = ring
         self.rank = rank
-        self.window = ring.window
+        self.window = attention.mask.window
         self.T = queries.q.shape[3]
         self.S = keys.kv.shape[3]
         self.stored = self.S // ring.parts
         """Keys of a part, with those that fill up its last chunk."""
-        self.part = self.stored - ring.key_filler
+        self.part = self.stored - attention.key_filler
         """Tokens of a part."""
         self.parts_before = layouts.parts_before(ring.layout, ring.size, rank)
-        self.hops = ring.window_hops(self.part)
+        self.hops = min(-(-(self.window - 1) // self.part), ring.parts * ring.size - 1)
+        """Hops that keys make along the sequence, from part to part, to fill the window."""
 
     def each_hop(self, step, carry):
         """Run `step(t, carry)` for hops 1, 2, ..., H. Every query sees all keys of the hops before H - 1, so these are
@@ -102,9 +105,9 @@ class Line:
 
     def work_list(self, t: int | jax.Array) -> WorkList:
         """Make the chunk pairs of hop t; 0: those of the rank's own parts."""
-        q = self.ring.cut_queries(self.T)
+        q = self.attention.cut_queries(self.T)
         first = self.stored - self.reach if self._is_last(t) else 0
-        k = self.ring.cut_keys(self.S, first, self.stored)
+        k = self.attention.cut_keys(self.S, first, self.stored)
         if not isinstance(t, int):
             return make_window_work_list(q, k, None, None, [before >= t for before in self.parts_before])
         has_keys = [True if t == 0 else before >= t for before in self.parts_before]
@@ -113,8 +116,8 @@ class Line:
     @property
     def reach(self) -> int:
         """Last tokens of a part, in whole chunks, that the window reaches at the last hop."""
-        tokens = self.window - 1 - (self.hops - 1) * self.part + self.ring.key_filler
-        chunk = self.ring.chunk(self.S, self.ring.k_chunk)
+        tokens = self.window - 1 - (self.hops - 1) * self.part + self.attention.key_filler
+        chunk = self.attention.chunk(self.S, self.attention.blocks.k_chunk)
         return min(-(-tokens // chunk) * chunk, self.stored)
 
     def _is_last(self, t: int | jax.Array) -> bool:
@@ -180,7 +183,7 @@ class Line:
 
     def first_work_list(self) -> WorkList:
         """Make the chunk pairs of the first keys of the sequence, without those of the window."""
-        q = self.ring.cut_queries(self.T)
+        q = self.attention.cut_queries(self.T)
         starts = [before * self.part for before in self.parts_before]
         return make_first_keys_work_list(q, self._first_cut, starts, self.window)
 
@@ -193,9 +196,9 @@ class Line:
 
     @property
     def _first_cut(self) -> AxisChunks:
-        first = self.ring.attend_first
-        lanes = self.ring.blocks.lanes
-        chunk = min(self.ring.chunk(self.S, self.ring.k_chunk), -(-first // lanes) * lanes)
+        first = self.attention.mask.attend_first
+        lanes = self.attention.blocks.code.lanes
+        chunk = min(self.attention.chunk(self.S, self.attention.blocks.k_chunk), -(-first // lanes) * lanes)
         stored = -(-first // chunk) * chunk if lanes > 1 else first
         return cut_axis(stored, 1, chunk, stored - first)
 

@@ -25,7 +25,7 @@ from ringformer.estimate.workloads.training import Workload, described
 from ringformer.hardware import GiB
 from ringformer.models.config_checks import OFFLOADABLE
 from ringformer.ops.layouts import VISIBLE, WINDOWED
-from ringformer.ops.ring_hops import RingForm
+from ringformer.ops.ring import RingForm
 from ringformer.ops.work_list import default_chunk
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 from ringformer.estimate.closed_forms.training import held_key_heads
 from ringformer.estimate.workloads.link_rates import hop_rate
 from ringformer.estimate.workloads.training import Workload
-from ringformer.ops.ring_hops import RingForm
+from ringformer.ops.ring import RingForm
 
 
 def parallelisms(workload: Workload) -> Iterator[Workload]:

@@ -9,7 +9,7 @@ from ringformer.estimate.seconds.link_loads import QUEUED
 from ringformer.estimate.seconds.overlap import Transfer
 from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST
 from ringformer.hardware import GiB
-from ringformer.ops.ring_hops import GATHERED
+from ringformer.ops.ring import GATHERED
 from ringformer.parallel.gather_weight import GATHER, SCATTER
 
 PURPOSES = (

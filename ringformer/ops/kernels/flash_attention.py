@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float32
 
-from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries, live_pairs, uncut_pairs
+from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.derivative_guards import without_derivatives
 from ringformer.ops.kernels.flash_backward import backward_on_chip, flash_backward
 from ringformer.ops.kernels.flash_forward import flash_forward, forward_on_chip
 from ringformer.ops.kernels.kernel_tools import Logits
 from ringformer.ops.kernels.pair_table import PairTable, pair_tables
 from ringformer.ops.online_softmax import Softmax
+from ringformer.ops.segment_pairs import live_pairs, uncut_pairs
 from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import WorkList
 
@@ -126,8 +127,8 @@ def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -
 
 
 def _tables(queries: Queries, keys: Keys, work_list: WorkList, by) -> list[PairTable]:
-    live = live_pairs(queries, keys, work_list)
-    uncut = uncut_pairs(queries, keys, work_list)
+    live = live_pairs(queries.segment_ids, keys.segment_ids, work_list)
+    uncut = uncut_pairs(queries.segment_ids, keys.segment_ids, work_list)
     return pair_tables(work_list, by, live, uncut)
 
 

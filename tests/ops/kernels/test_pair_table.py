@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.ops.blockwise_attention import Keys, Queries, live_pairs, uncut_pairs
 from ringformer.ops.kernels import pair_table
 from ringformer.ops.kernels.pair_table import pair_tables
+from ringformer.ops.segment_pairs import live_pairs, uncut_pairs
 from ringformer.ops.work_list import ChunkPairs, PairList, cut_axis, make_work_list
 
 FILLER = 50
@@ -77,8 +77,10 @@ def test_only_pairs_within_one_document_go_without_a_comparison_of_ids():
     tokens = np.arange(1024)
     ids = np.stack([(tokens >= 300) * 1 + (tokens >= 640), (tokens >= 700) * 7])
     work = work_list("contiguous", None)
-    queries, keys = Queries(None, jnp.asarray(ids)), Keys(None, jnp.asarray(ids), None)
-    (table,) = pair_tables(work, "q", live_pairs(queries, keys, work), uncut_pairs(queries, keys, work))
+    on_device = jnp.asarray(ids)
+    live = live_pairs(on_device, on_device, work)
+    uncut = uncut_pairs(on_device, on_device, work)
+    (table,) = pair_tables(work, "q", live, uncut)
     chunks = [[set(row[128 * i : 128 * i + 128]) for row in ids] for i in range(8)]
     causal = wanted(work)
     expected = {
