@@ -10,6 +10,8 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from ringformer.cli.parser import Switch
+
 
 def field_docs(cls: type) -> dict[str, str]:
     """Return the docstrings of a dataclass's fields, including inherited ones: the string below each field, on one
@@ -36,8 +38,8 @@ def add_flags(
 ) -> None:
     """Add a flag `--NAME` for each field of a dataclass, or for those named, with its type, default, choices and help.
 
-    A boolean that is False by default takes no value; a field without a default is required. With `unset`, all defaults
-    are None. This is for flags that override another value only if they are given. `prefix` precedes the names.
+    A boolean is a `Switch`; a field without a default is required. With `unset`, all defaults are None. This is for
+    flags that override another value only if they are given. `prefix` precedes the names.
     """
     docs = field_docs(cls)
     types = get_type_hints(cls)
@@ -45,16 +47,25 @@ def add_flags(
         if names is not None and field.name not in names:
             continue
         kind, choices = _kind(types[field.name])
-        options: dict[str, Any] = {"help": docs.get(field.name, "").replace("%", "%%")}
+        options: dict[str, Any] = {"help": _as_help(docs.get(field.name, ""))}
         if field.default is MISSING and not unset:
             options["required"] = True
         else:
             options["default"] = None if unset else field.default
         if kind is bool:
-            options["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
+            options["action"] = Switch
         else:
             options |= {"type": kind, "choices": choices}
         parser.add_argument(f"--{prefix}{field.name}", **options)
+
+
+def _as_help(text: str) -> str:
+    """Return a field's docstring as the help of an option: it begins in lower case, and one sentence has no period."""
+    if text[:1].isupper() and text[1:2].islower():
+        text = text[0].lower() + text[1:]
+    if text.endswith(".") and not text.endswith("...") and ". " not in text:
+        text = text[:-1]
+    return text.replace("%", "%%")
 
 
 def from_flags(args: argparse.Namespace, cls: type):

@@ -11,12 +11,35 @@ LIKE_OPTION = re.compile("--?[A-Za-z]")
 """Beginning of a word that is an option; a negative number is a value."""
 
 
+class Switch(argparse.Action):
+    """Boolean option: `--NAME` or `--NAME=true`, and `--no_NAME` or `--NAME=false`, as for keys of a config.
+
+    Help shows only the spelling that changes the default; both, if the default is None.
+    """
+
+    def __init__(self, option_strings, dest, default: bool | None = False, **options: Any):
+        yes = list(option_strings)
+        no = [f"--no_{name.removeprefix('--')}" for name in yes]
+        self.no = no
+        self.shown = (yes if not default else []) + (no if default is not False else [])
+        super().__init__([*yes, *no], dest, nargs=0, default=default, **options)
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, option_string not in self.no)
+
+    def format_usage(self) -> str:
+        return " | ".join(self.shown)
+
+
 class HelpFormatter(argparse.HelpFormatter):
     """Formatter that adds an option's default to its help, where it is informative."""
 
+    def _format_action_invocation(self, action):
+        return ", ".join(action.shown) if isinstance(action, Switch) else super()._format_action_invocation(action)
+
     def _get_help_string(self, action):
         text = action.help or ""
-        shown = action.option_strings and action.default not in (None, False, "", argparse.SUPPRESS)
+        shown = action.option_strings and action.default not in (None, False, True, "", argparse.SUPPRESS)
         return f"{text} (default: %(default)s)" if shown and "default" not in text else text
 
 
@@ -35,7 +58,8 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + (f"\n{more()}\n" if more else "")
 
     def join_values(self, words: list[str]) -> list[str]:
-        """Return the words after a verb, with `--option VALUE` written as `--option=VALUE`.
+        """Return the words after a verb, with `--option VALUE` written as `--option=VALUE`, underscores in the names of
+        options, and the values of booleans in their names.
 
         The word after an option that takes a value is its value, unless it looks like an option (`LIKE_OPTION`). Keys
         of the config (`--config.KEY`) may also stand alone: `load_config` sees which of them are booleans.
@@ -47,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         joined: list[str] = []
         rest = deque(words)
         while rest:
-            word = rest.popleft()
+            word = self._spelled(rest.popleft())
             is_key = overrides and word.startswith("--config.") and "=" not in word
             if word in valued or is_key:
                 if rest and not LIKE_OPTION.match(rest[0]):
@@ -59,6 +83,16 @@ class Parser(argparse.ArgumentParser):
                     )
             joined.append(word)
         return joined
+
+    def _spelled(self, word: str) -> str:
+        """Return `--some-option` as `--some_option`, and `--switch=false` as `--no_switch`; other words as they are."""
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or name.startswith("--config."):
+            return word
+        name = "--" + name[2:].replace("-", "_")
+        if not isinstance(self._option_string_actions.get(name), Switch) or value not in ("true", "false"):
+            return name + equals + value
+        return name if value == "true" else f"--no_{name[2:]}"
 
 
 def output_file(text: str) -> Path:

@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from ringformer.cli.parser import Switch
+
 LAUNCH_SCRIPTS = ("gpu_node.sh", "slurm.sh")
 """Scripts that run wherever ringformer is installed; both source the files SOURCED from their folder."""
 
@@ -83,7 +85,7 @@ def copy(name: str, destination: Path | None = None) -> list[Path]:
 def add_list(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int | None]:
     """Add the arguments of `ringformer configs list`."""
     parser.description = "List the configs and launch scripts shipped with ringformer, with a description of each."
-    parser.add_argument("--paths", action="store_true", help="print paths instead of descriptions")
+    parser.add_argument("--paths", action=Switch, help="print paths instead of descriptions")
 
     def run(args: argparse.Namespace) -> None:
         files = shipped()

@@ -57,10 +57,12 @@ def add_inspect(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
         "the store's folder",
     )
     parser.add_argument("--samples", type=int, default=3, help="number of documents to show")
-    parser.add_argument("--ring", type=int, help="ranks: also count the balance of packed documents on such a ring")
-    parser.add_argument("--seq_len", type=int, help="with --ring: tokens of a sequence")
-    parser.add_argument("--min_length", type=int, default=0, help="with --ring: as data.min_length of a run")
-    parser.add_argument("--max_length", type=int, default=0, help="with --ring: as data.max_length of a run; 0: any")
+    parser.add_argument("--ring_size", type=int, help="also count the balance of packed documents on so many ranks")
+    parser.add_argument("--seq_len", type=int, help="with --ring_size: tokens of a sequence")
+    parser.add_argument("--min_length", type=int, default=0, help="with --ring_size: as data.min_length")
+    parser.add_argument(
+        "--max_length", type=int, default=0, help="with --ring_size: as data.max_length of a run; 0: any"
+    )
     return _inspect
 
 
@@ -77,10 +79,13 @@ def _inspect(args: argparse.Namespace) -> None:
 
     if args.samples < 1:
         raise ValueError(f"--samples={args.samples} must be at least 1")
-    if (args.ring is None) != (args.seq_len is None) or (args.ring is not None and args.ring < 1):
-        raise ValueError(f"--ring={args.ring} and --seq_len={args.seq_len}: give both, a ring of at least 1 rank")
-    if args.ring is None and (args.min_length or args.max_length):
-        raise ValueError(f"--min_length={args.min_length}, --max_length={args.max_length} need --ring and --seq_len")
+    ranks = args.ring_size
+    if (ranks is None) != (args.seq_len is None) or (ranks is not None and ranks < 1):
+        raise ValueError(f"--ring_size={ranks} and --seq_len={args.seq_len}: give both, a ring of at least 1 rank")
+    if ranks is None and (args.min_length or args.max_length):
+        raise ValueError(
+            f"--min_length={args.min_length}, --max_length={args.max_length} need --ring_size and --seq_len"
+        )
     store = open_one(args.store, ("train",))
     copied = store.path.parent / "tokenizer"
     tokenizer = load_tokenizer(args.tokenizer or (str(copied) if copied.is_dir() else "bytes"))
@@ -88,13 +93,13 @@ def _inspect(args: argparse.Namespace) -> None:
         sys.stdout.reconfigure(errors="replace")  # documents may hold bytes that are not UTF-8
     console = Console(highlight=False)
     ways = None
-    if args.ring is not None:
+    if ranks is not None:
         options = PackingOptions(min_length=args.min_length, max_length=args.max_length)
         documents = DocumentStream(store, args.seq_len, 0, options).documents
-        ways = balances(np.diff(store.offsets)[documents], args.seq_len, args.ring)
+        ways = balances(np.diff(store.offsets)[documents], args.seq_len, ranks)
     show_samples(store, tokenizer, args.samples, console)
     if ways is not None:
-        show_balance(ways, args.seq_len, args.ring, console)
+        show_balance(ways, args.seq_len, ranks, console)
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:

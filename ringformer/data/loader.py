@@ -162,7 +162,7 @@ class Loader:
         work = overall(by_rings)
         if work.product < UNBALANCED:
             return None
-        command = f"data inspect {self.stores[0].path.parent} --ring={self._ring_size} --seq_len={self.seq_len}"
+        command = f"data inspect {self.stores[0].path.parent} --ring_size={self._ring_size} --seq_len={self.seq_len}"
         lengths = self._packing.min_length, self._packing.max_length
         command += "".join(f" --{name}={n}" for name, n in zip(("min_length", "max_length"), lengths, strict=True) if n)
         return (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringformer.cli.dataclass_flags import add_flags, from_flags
-from ringformer.cli.parser import output_file
+from ringformer.cli.parser import Switch, output_file
 from ringformer.inference.options import (
     add_model_options,
     add_template_option,
@@ -58,7 +58,7 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         help="begin the prompt with that of a saved session, which is not read again; its lengths and compute_dtype "
         "are the defaults",
     )
-    parser.add_argument("--chat", action="store_true", help="answer using the run's chat template")
+    parser.add_argument("--chat", action=Switch, help="answer using the run's chat template")
     parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; default: the template's own")
     parser.add_argument("--max_new_tokens", type=int, default=256, help="the longest continuation")
     stop_help = "end the text before this string; may be repeated; default: none"

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from ringformer.cli.parser import Switch
+
 if TYPE_CHECKING:
     from ringformer.checkpoints.rope_change import RopeChange
     from ringformer.inference.generator import Generator
@@ -23,7 +25,7 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
     parser.add_argument("--run", dest=run_dest, metavar="DIR", required=True, help=run_help)
     add_config_option(parser)
     parser.add_argument(
-        "--allow_longer", action="store_true", help="allow lengths beyond the context that the model was trained at"
+        "--allow_longer", action=Switch, help="allow lengths beyond the context that the model was trained at"
     )
     parser.add_argument("--mesh_dim", default="1,1,1,1", help="sizes of dp,fsdp,tp,sp; -1: the remaining devices")
     parser.add_argument(
@@ -38,7 +40,11 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
         metavar="TOKENS",
         help="read prompts in chunks of this many tokens; default: whole prompts",
     )
-    parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
+    parser.add_argument(
+        "--compute_dtype",
+        choices=("float32", "bfloat16"),
+        help="dtype of weights and activations; default: that of the run",
+    )
     parser.add_argument(
         "--cache_dtype",
         choices=("compute", "int8"),
@@ -48,15 +54,15 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
     )
     parser.add_argument(
         "--kernel",
+        choices=("auto", "xla", "pallas", "cudnn"),
         default="auto",
-        help="attention kernel: xla, pallas, cudnn or auto; default: auto, the best for these devices, regardless of "
-        "the run's",
+        help="attention kernel; default: auto, the best for these devices, regardless of the run's",
     )
     parser.add_argument(
         "--kernel_check",
-        choices=("true", "false"),
-        default="true",
-        help="compare the attention kernel with XLA's blocks before it is used; default: true",
+        action=Switch,
+        default=True,
+        help="use the attention kernel without comparing it with XLA's blocks",
     )
     for name, what in (("q_chunk", "queries"), ("k_chunk", "keys")):
         parser.add_argument(
@@ -117,7 +123,7 @@ def load_generator(
         compute_dtype=args.compute_dtype,
         cache_dtype=args.cache_dtype,
         kernel=args.kernel,
-        kernel_check=args.kernel_check == "true",
+        kernel_check=args.kernel_check,
         q_chunk=args.q_chunk,
         k_chunk=args.k_chunk,
         rope=rope,

@@ -3,13 +3,14 @@ meet."""
 
 import argparse
 
+from ringformer.cli.parser import Switch
 from ringformer.processes.rendezvous import Membership, discover
 
 
 def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
     """Add --distributed, --coordinator_address, --num_processes and --process_id."""
     discovery = "JAX detects the others on a TPU pod and under SLURM; elsewhere also pass the three flags below"
-    parser.add_argument("--distributed", action="store_true", help=f"run as one process of several. {discovery}")
+    parser.add_argument("--distributed", action=Switch, help=f"run as one process of several. {discovery}")
     parser.add_argument("--coordinator_address", help="HOST:PORT of process 0")
     parser.add_argument("--num_processes", type=int, help="number of processes")
     parser.add_argument("--process_id", type=int, help="number of this process, from 0")

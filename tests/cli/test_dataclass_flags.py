@@ -38,7 +38,7 @@ def test_docstrings_of_fields_and_of_inherited_ones():
 
 
 def test_flags_make_the_dataclass():
-    args = parser().parse_args(["--source=x", "--kind=far", "--limit=3", "--quiet", "--no-loud"])
+    args = parser().parse_args(["--source=x", "--kind=far", "--limit=3", "--quiet", "--no_loud"])
     assert from_flags(args, Options) == Options("x", True, "far", 3, False)
     assert from_flags(parser().parse_args(["--source=x"]), Options) == Options("x")
     assert from_flags(parser(["source"]).parse_args(["--source=x"]), Options) == Options("x")
@@ -52,7 +52,7 @@ def test_what_the_fields_do_not_allow_is_refused(wrong, capsys):
 
 
 def test_help_has_the_docstrings(capsys):
-    assert "Where from: 100% of it." in parser().format_help() and "{near,far}" in parser().format_help()
+    assert "where from: 100% of it" in parser().format_help() and "{near,far}" in parser().format_help()
     described = describe_fields(Options, "--config.x.")
     assert "  --config.x.kind = 'near'  {near,far}\n      How far." in described and "--config.x.source\n" in described
     assert "--config.x.source" not in describe_fields(Options, "--config.x.", but=("source",))

@@ -153,7 +153,7 @@ def test_options_are_those_of_the_scaling():
     parser = argparse.ArgumentParser()
     add_rope_options(parser)
     assert rope_change(parser.parse_args([])) is None
-    asked = parser.parse_args(["--rope_scaling.kind=yarn", "--rope_scaling.factor=4", "--no-rope_scaling.truncate"])
+    asked = parser.parse_args(["--rope_scaling.kind=yarn", "--rope_scaling.factor=4", "--no_rope_scaling.truncate"])
     assert rope_change(asked) == RopeChange(scaling={"kind": "yarn", "factor": 4.0, "truncate": False})
     assert LARGER.warning(LLAMA) is None
     assert "is below the model's" in RopeChange(rope_theta=LLAMA.rope_theta / 2).warning(LLAMA)

@@ -352,11 +352,11 @@ def test_options_that_inspect_takes_together(tmp_path, capsys):
     assert run(f"prepare --store={tmp_path}/s --held_out=0 --source=jsonl:{tmp_path}/a.jsonl", capsys)[0] == 0
     for wrong, error, right in (
         ("--samples=0", "--samples=0 must be at least 1", "--samples=1"),
-        ("--ring=2", "--ring=2 and --seq_len=None: give both", "--ring=2 --seq_len=64"),
+        ("--ring_size=2", "--ring_size=2 and --seq_len=None: give both", "--ring_size=2 --seq_len=64"),
         (
             "--min_length=3",
-            "--min_length=3, --max_length=0 need --ring and --seq_len",
-            "--min_length=3 --ring=2 --seq_len=64",
+            "--min_length=3, --max_length=0 need --ring_size and --seq_len",
+            "--min_length=3 --ring_size=2 --seq_len=64",
         ),
     ):
         code, message = run(f"inspect {tmp_path}/s {wrong}", capsys)
@@ -397,15 +397,15 @@ def test_the_command_that_counts_other_layouts(tmp_path, capsys):
     )
     line = loader.describe_balance(4)
     command = re.search("`ringformer data (.*)`", line)[1]
-    assert all(flag in command for flag in ("--ring=4", "--seq_len=256", "--min_length=22", "--max_length=27"))
+    assert all(flag in command for flag in ("--ring_size=4", "--seq_len=256", "--min_length=22", "--max_length=27"))
     code, out = run(command, capsys)
     assert code == 0 and "buckets" in out
 
 
 ELSEWHERE = {
     ("stores/inspect_store.py", "--tokenizer"),
-    *(("commands.py", flag) for flag in ("--samples", "--ring", "--seq_len", "--min_length", "--max_length")),
-    *(("loader.py", flag) for flag in ("--ring", "--seq_len")),
+    *(("commands.py", flag) for flag in ("--samples", "--ring_size", "--seq_len", "--min_length", "--max_length")),
+    *(("loader.py", flag) for flag in ("--ring_size", "--seq_len")),
 }
 """Options that the tests after the table try."""
 

@@ -260,7 +260,7 @@ def prepare(road: Road) -> None:
         "inspect",
         "stores/documents",
         "--samples=2",
-        "--ring=4",
+        "--ring_size=4",
         "--seq_len=512",
         shows=("on a ring of", "layout, ", "zigzag"),
     )

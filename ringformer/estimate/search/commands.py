@@ -24,7 +24,7 @@ class PlanOptions:
     """without --seq_len: also plan the longest context whose modelled step takes at most this; default: 3600"""
     store: str | None = None
     """with --seq_len: a token store; also find the layout, chunks and buckets that are fastest for its documents"""
-    no_generate_code: bool = False
+    generate_code: bool = True
     """stop at the schedule of the winner's programs (a minute); default: compile to machine code (minutes)"""
 
 
@@ -73,7 +73,7 @@ def _plan(args: argparse.Namespace) -> int:
     length = 0 if args.seq_len is None else args.seq_len
     goal = preset_workload(args.model, find_target(args.target), length, compute_dtype=args.compute_dtype)
     goal = replace(goal, batch_size=args.batch_size or 0)
-    compiler = RunCompiler(log, generate_code=not args.no_generate_code)
+    compiler = RunCompiler(log, generate_code=args.generate_code)
     try:
         if args.seq_len is not None:
             planned = plan(goal, compiler)

@@ -114,7 +114,7 @@ def test_a_run_knows_that_its_documents_leave_the_ring_unbalanced(tmp_path):
     whole = PackingOptions(packing="whole")
     on_ring = Loader(store, ring_size=8, packing=whole, **of_data)
     line, sampled = on_ring.describe_balance(4), on_ring.work_by_rings(4)[1][1]
-    assert line and "--ring=8 --seq_len=64" in line and str(store.path.parent) in line
+    assert line and "--ring_size=8 --seq_len=64" in line and str(store.path.parent) in line
     assert f"take {sampled.product:.1f} times its ideal" in line and sampled.product >= 1.5
     alone = Loader(store, ring_size=1, packing=whole, **of_data)
     rows = [ids for step in range(12) for ids in alone.read(step).segment_ids]
