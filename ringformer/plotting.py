@@ -39,7 +39,7 @@ def check_matplotlib() -> None:
         raise ValueError("figures need matplotlib: pip install 'ringformer[plot]'")
 
 
-def drawn(draw: Callable) -> Callable:
+def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
     """Turn `draw(plt, *data) -> figure` into a function of (*data, path) that writes the figure reproducibly."""
 
     @wraps(draw)

@@ -63,7 +63,7 @@ class Runs:
         self.expect(self.wait(self.start("undisturbed")), 0)
         self._undisturbed = self._outcome("undisturbed")
 
-    def start(self, name: str) -> subprocess.Popen:
+    def start(self, name: str) -> subprocess.Popen[Any]:
         command = [
             sys.executable,
             "-m",
@@ -74,7 +74,7 @@ class Runs:
         ]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
-    def wait(self, process: subprocess.Popen) -> tuple[int, str]:
+    def wait(self, process: subprocess.Popen[Any]) -> tuple[int, str]:
         said = process.communicate(timeout=600)[1]
         return process.returncode, said
 
@@ -82,14 +82,14 @@ class Runs:
         if ended[0] != code:
             raise Wrong(f"exit code {ended[0]}, not {code}: {ended[1][-300:]}")
 
-    def until(self, name: str, step: int, process: subprocess.Popen) -> None:
+    def until(self, name: str, step: int, process: subprocess.Popen[Any]) -> None:
         """Wait until the run has reported `step`."""
         while step > len(self._rows(name)):
             if process.poll() is not None:
                 raise Wrong(f"ended before step {step}: {self.wait(process)[1][-300:]}")
             time.sleep(0.02)
 
-    def until_saving(self, name: str, step: int, process: subprocess.Popen) -> None:
+    def until_saving(self, name: str, step: int, process: subprocess.Popen[Any]) -> None:
         """Wait until the files of `step` are being written."""
         folder = self._folder / name / "checkpoints"
         while not any(folder.glob(f"{step}.*")) and not (folder / str(step)).exists():

@@ -7,6 +7,7 @@ import ast
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
@@ -65,7 +66,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page, **_) -> str:
     """Turn links that leave docs/ into links to the copies of those files in the site."""
 
-    def local(match: re.Match) -> str:
+    def local(match: re.Match[str]) -> str:
         outside = _outside(page.file.src_uri, match[2])
         if outside is None:
             return match[0]
@@ -155,7 +156,7 @@ def config_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _collect(cls, prefix: str, sections: list, package) -> None:
+def _collect(cls, prefix: str, sections: list[Any], package) -> None:
     sections.append((prefix, _first_line(cls), cls))
     for attribute in _fields(cls):
         nested = _nested(attribute, package)
@@ -163,7 +164,7 @@ def _collect(cls, prefix: str, sections: list, package) -> None:
             _collect(nested, f"{prefix}{attribute.name}.", sections, package)
 
 
-def _fields(cls) -> list:
+def _fields(cls) -> list[Any]:
     """Return the fields of a dataclass, base classes first. An overridden field may inherit its docstring."""
     fields = {field.name: field for base in reversed(cls.mro()) for field in _fields(base)}
     for member in cls.members.values():

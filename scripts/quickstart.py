@@ -135,7 +135,7 @@ def heading(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def metrics(run: Run) -> list[dict]:
+def metrics(run: Run) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
 
 

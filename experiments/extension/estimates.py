@@ -10,13 +10,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from experiments.extension.plans import LONG, THETA
 from experiments.extension.study import ROOT
 from ringformer.hardware import GiB
 
 
-def estimates(out: Path, target: str) -> list[dict]:
+def estimates(out: Path, target: str) -> list[dict[str, Any]]:
     """Return the estimate of each stage, as `ringformer estimate --json` prints it."""
     words = ["--config=experiments/extension/long_config.py", f"--target={target}", "--json"]
     words += [f"--config.init_from={out / 'models' / THETA}", f"--config.data.store={out / 'train'}"]

@@ -85,7 +85,7 @@ WRITERS = {"losses": losses, "training": training, "tasks": tasks}
 def written(page: str, results: Results) -> str:
     """Return the page with its tables as the results have them."""
 
-    def of_results(match: re.Match) -> str:
+    def of_results(match: re.Match[str]) -> str:
         form, what = match["form"], match["what"]
         return f"{match['begin']}\n{WRITERS[what](results[form])}\n\n{match['end']}"
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ringformer.checkpoints.retention import Keep
 from ringformer.checkpoints.verify import checkpoint_faults, saved_steps, summary, tree_folder
@@ -239,7 +240,7 @@ class Copies:
         self._run_dir = run_dir
         self._store = ObjectStore(url)
         self._threads = ThreadPoolExecutor(1, "copies of checkpoints")
-        self._sending: Future | None = None
+        self._sending: Future[Any] | None = None
         self._sent = settled_steps(self._store)
 
     def refusal(self) -> str:

@@ -26,7 +26,7 @@ class RopeChange:
     """Drop the rotary positions of all layers (DroPE, Gelberg et al. 2025, arXiv:2512.12167). The model needs a short
     training at its own context before it is of use; llama and smollm3 alone."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.drop_rope and (self.rope_theta is not None or self.scaling):
             raise ValueError("--drop_rope leaves no rope to change: leave out --rope_theta and --rope_scaling")
 

@@ -164,7 +164,9 @@ def restore_arguments(target, shardings):
     return jax.tree.map(lambda x, w: Restored(array=x, logical_shape=w.shape), target, shardings)
 
 
-def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict | None = None) -> Any:
+def restore_params(
+    run_dir: str | Path, weights: dict[str, Any], mesh: Mesh, dtypes: dict[str, Any] | None = None
+) -> Any:
     """Return only the parameters of a run's latest checkpoint, or of a converted model, laid out for this mesh. If the
     run trained adapters, they are added to the weights that it started from.
 
@@ -211,7 +213,7 @@ def base_of(run_dir: str | Path) -> Path:
     return base
 
 
-def _restore(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict | None = None) -> Any:
+def _restore(run_dir: str | Path, weights: dict[str, Any], mesh: Mesh, dtypes: dict[str, Any] | None = None) -> Any:
     """Return the parameters of a run's latest checkpoint, as they were saved."""
     folder = latest_checkpoint(run_dir)
     step = int(folder.parent.name)

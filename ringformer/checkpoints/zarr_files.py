@@ -61,7 +61,7 @@ async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
     Raises OSError if the disk refuses a chunk, or does not return exactly the bits that were written.
     """
     hashes: Hashes = {}
-    under_way: deque[asyncio.Task] = deque()
+    under_way: deque[asyncio.Task[Any]] = deque()
 
     async def write(store: ts.TensorStore, leaf: Leaf, place: Place, block: np.ndarray) -> None:
         name = leaf.info.name

@@ -75,7 +75,7 @@ def adapters_of(run_dir: Path) -> tuple[Path, Factors]:
     return run_dir, factors
 
 
-def read_adapters(run_dir: Path) -> dict:
+def read_adapters(run_dir: Path) -> dict[str, Any]:
     """Return the adapters of a run's latest checkpoint, float32 arrays on the host."""
     mesh = make_mesh("1,1,1,1", jax.devices("cpu")[:1])
     return jax.tree.map(np.asarray, restore_adapters(run_dir, mesh))

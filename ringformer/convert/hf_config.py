@@ -35,7 +35,7 @@ OUTER = (
 )
 """Keys that a vision model decides for its text model."""
 
-REQUIRED_VALUES: dict[str, tuple] = {"partial_rotary_factor": (None, 1, 1.0), "quantization_config": (None,)}
+REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (None, 1, 1.0), "quantization_config": (None,)}
 """Values of a config.json that every family implements; each adds its own (`HuggingFace.required`)."""
 
 NUMBERS = (

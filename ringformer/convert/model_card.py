@@ -38,7 +38,7 @@ def model_card(run_dir: Path, hf: dict[str, Any], parameters: int, carried: Iter
     name, commit = repository_of(str(began.get("origin") or ("random weights" if runs else "")))
     metadata: dict[str, Any] = {"library_name": "peft" if base else "transformers", "tags": ["ringformer"]}
     metadata |= {"base_model": name} if commit and (not base or (len(runs) == 1 and "adapters" not in began)) else {}
-    facts: dict[str, dict] = {"Weights": {"parameters": parameters, "dtype": hf["dtype"]}}
+    facts: dict[str, dict[str, Any]] = {"Weights": {"parameters": parameters, "dtype": hf["dtype"]}}
     facts |= {"Base model": {"name": name, "commit": commit, "adapters": began.get("adapters")}} if name else {}
     facts["Rope"] = {"rope_parameters": hf["rope_parameters"]}
     facts["Rope"] |= {} if base else {"max_position_embeddings": hf["max_position_embeddings"]}
@@ -101,7 +101,7 @@ def _data(folder: Path, identity: Identity) -> Iterator[str]:
     """Yield the stores of a run, its tokenizer and adapters. Of a store that is gone or changed, the path is known."""
     data = read_object(folder, CONFIG)["data"]
     stored = identity.get("data.store", {}).get("train", ())
-    parts: list[tuple] = parse_mixture(data["mixture"]) if data.get("mixture") else [(data["store"], None)]
+    parts: list[tuple[Any, ...]] = parse_mixture(data["mixture"]) if data.get("mixture") else [(data["store"], None)]
     for (path, share), (digest, _) in zip(parts, stored, strict=False):
         meta: dict[str, Any] = {"settings": {}}
         with suppress(OSError, ValueError):

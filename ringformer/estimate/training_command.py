@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ringformer.data.packing.document_lengths import share_or_times
 from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings
@@ -111,7 +112,7 @@ def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload]
     return [replace(w, model=replace(w.model, **settings), **shape) for w in workloads], stages > 0
 
 
-def _estimate_run(workload: Workload, args: argparse.Namespace, show: Callable[[str], None]) -> dict:
+def _estimate_run(workload: Workload, args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]:
     """Estimate a run and return its report as JSON. `show` is called with each part of the text report as soon as it is
     known."""
     workload, step = _compile(workload, args)
@@ -174,7 +175,7 @@ COLUMNS = (
 """Columns of the table of stages: title, alignment and width."""
 
 
-def stages_table(stages: list[dict]) -> str:
+def stages_table(stages: list[dict[str, Any]]) -> str:
     """Return a table of the stages' `estimate_json`, each with its name, and lines that explain it."""
     lines = ["".join(f"{title:{width}}" for title, width in COLUMNS)]
     sources: dict[str, list[str]] = {}

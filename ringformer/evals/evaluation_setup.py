@@ -24,7 +24,7 @@ from ringformer.runs.config_file import register_models
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
-def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list:
+def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list[Any]:
     """Parse numbers separated by commas with `parse`; return them sorted, without duplicates. Raises ValueError for a
     part that `parse` refuses; in the message, `name` describes a valid number."""
     numbers = set()

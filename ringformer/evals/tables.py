@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from math import nan
+from typing import Any
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.intervals import bootstrap, wilson
@@ -46,7 +47,7 @@ def mean_tokens(rows: Sequence[Row]) -> float:
     return sum(row["prompt_tokens"] for row in rows) / len(rows)
 
 
-def grouped(rows: Sequence[Row], field: str) -> dict:
+def grouped(rows: Sequence[Row], field: str) -> dict[Any, list[Row]]:
     """Group rows by the value of a field, in sorted order."""
     return {value: [row for row in rows if row[field] == value] for value in sorted({row[field] for row in rows})}
 

@@ -56,7 +56,7 @@ def leave_absent_tpu_alone() -> None:
             backend.register_backend_factory("tpu", _absent, priority=300, fail_quietly=True)
 
 
-def _absent():
+def _absent() -> None:
     raise RuntimeError(
         f"no TPU: there is no PCI device of vendor {GOOGLE}, and none of {', '.join(TPU_VARIABLES)} is set. If there "
         "is a TPU, set JAX_PLATFORMS=tpu,cpu"

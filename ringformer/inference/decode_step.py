@@ -8,6 +8,7 @@ It never moves a weight, nor anything that grows with the context.
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ from ringformer.parallel.parameters import abstract_model
 
 def decode_hidden(
     config: DecoderConfig,
-    weights: dict,
+    weights: dict[str, Any],
     cache: Cache,
     tokens: Int32[Array, " B"],
     positions: Int32[Array, " B"],
@@ -117,7 +118,7 @@ def _attend(
     return rearrange(o, "b k g d -> b 1 (k g) d"), (k, v)
 
 
-def next_logits(config: DecoderConfig, weights: dict, x: Float[Array, "B D"]) -> Float32[Array, "B V"]:
+def next_logits(config: DecoderConfig, weights: dict[str, Any], x: Float[Array, "B D"]) -> Float32[Array, "B V"]:
     """Compute the logits of the next token of each row, on every device, from normed hidden states."""
     if config.tie_embeddings:
         share = jnp.einsum("bD,vD->bv", x, weights["embed"], preferred_element_type=jnp.float32)

@@ -40,7 +40,7 @@ from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
 
 
-def _compiled(lower: Callable) -> Callable:
+def _compiled(lower: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that compiles the program that `lower` lowers; for the same arguments, it compiles only once."""
 
     @lru_cache
@@ -65,11 +65,11 @@ class Programs:
         return ProgramSizes(sp, granule(self.config.layout, tp, sp), max_length, prefill_chunk)
 
     @cached_property
-    def _shares(self) -> dict:
+    def _shares(self) -> dict[str, Any]:
         return weight_shares(self.config, self.mesh)
 
     @cached_property
-    def weights(self) -> dict:
+    def weights(self) -> dict[str, Any]:
         """Shapes, dtypes and shardings of the weights."""
         return jax.tree.map(lambda s: s.abstract(self.mesh), self._shares)
 

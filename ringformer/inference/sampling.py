@@ -32,7 +32,7 @@ class Sampling:
     seed: int = 0
     """Seed of the sampling, 0 (the default) to 2^31 - 1."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 <= self.temperature <= HOTTEST:  # nor NaN
             raise ValueError(
                 f"temperature={self.temperature} must be 0, for the likeliest token, or positive and at most "

@@ -63,7 +63,7 @@ class WeightShare:
     @property
     def spec(self) -> P:
         """Mesh axes of each dimension of the global array."""
-        dims: list = [None] * (2 if self.axes else len(self.shape))
+        dims: list[Any] = [None] * (2 if self.axes else len(self.shape))
         if self.axes:
             dims[self.dim] = ALL
         elif len(self.shape) > 1:
@@ -93,7 +93,7 @@ class WeightShare:
         return lax.slice_in_dim(padded, 0, self.size, axis=self.dim).reshape(self.shape)
 
 
-def weight_shares(config: DecoderConfig, mesh: Mesh | AbstractMesh) -> dict:
+def weight_shares(config: DecoderConfig, mesh: Mesh | AbstractMesh) -> dict[str, Any]:
     """Return a tree with a `WeightShare` for each parameter of a `Decoder`. Matrices have the compute dtype."""
     tp = mesh.shape["tp"]
     rest = math.prod(mesh.shape[axis] for axis in REST)

@@ -51,7 +51,7 @@ class Attention(nnx.Module):
             self.q_norm = self._constant("d" if of_one_head else "Hd", neutral)
             self.k_norm = self._constant("d" if of_one_head else "Kd", neutral)
 
-    def _constant(self, letters: str, value: float) -> nnx.Param:
+    def _constant(self, letters: str, value: float) -> nnx.Param[Any]:
         shape = [self.config.sizes[letter] for letter in letters]
         return nnx.Param(jnp.full(shape, value, jnp.float32), letters=letters)
 
@@ -61,7 +61,7 @@ class Attention(nnx.Module):
         norm: RMSNorm | None,
         placement: Placement,
         axes: Axes,
-        attend: Callable,
+        attend: Callable[..., Any],
     ) -> tuple[Float[Array, "B t D"], Any]:
         """Compute many tokens.
 
@@ -72,7 +72,7 @@ class Attention(nnx.Module):
         x = enter_tp(x, axes)
         wo = self.wo[...].astype(x.dtype)
         weights = self._of_the_rank(wo.shape[0], x.dtype, axes)
-        of_heads: Callable = partial(self._of_heads, x, norm, placement, attend, axes)
+        of_heads: Callable[..., Any] = partial(self._of_heads, x, norm, placement, attend, axes)
         if c.head_groups == 1:
             o, kept = of_heads(weights)
             y = jnp.einsum("bthd,hdD->btD", o, wo)
@@ -85,7 +85,7 @@ class Attention(nnx.Module):
         return leave_tp(y, axes), kept
 
     def decode(
-        self, x: Float[Array, "B D"], norm: RMSNorm | None, placement: Placement, attend: Callable
+        self, x: Float[Array, "B D"], norm: RMSNorm | None, placement: Placement, attend: Callable[..., Any]
     ) -> tuple[Float[Array, "B D"], Any]:
         """Compute one token of each row; the module holds the device's shares of the weights (`share_products.py`)."""
         c = self.config
@@ -125,7 +125,7 @@ class Attention(nnx.Module):
                     weights[name] = lax.dynamic_slice_in_dim(w, head, 1, axis=w.ndim - 2)
         return weights
 
-    def _of_heads(self, x: Float[Array, "B T D"], norm, placement, attend, axes, weights: dict):
+    def _of_heads(self, x: Float[Array, "B T D"], norm, placement, attend, axes, weights: dict[str, Any]):
         """Return the outputs [B, T, h, d] of some heads, whose parts of the parameters are `weights`, and `kept`."""
         x = normed(norm, x)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, weights[name]) for name in ("wq", "wk", "wv"))
@@ -133,7 +133,7 @@ class Attention(nnx.Module):
         q, k = placement(q, k)
         return attend(q, k, v)
 
-    def _with_parts(self, q, k, v, weights: dict, tp: str | None):
+    def _with_parts(self, q, k, v, weights: dict[str, Any], tp: str | None):
         """Add biases to q, k and v, and normalise q and k, if the family does; `tp` is the axis that shares heads."""
         parts = self.config.PARTS
         eps = self.config.norm_eps

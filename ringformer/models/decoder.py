@@ -64,7 +64,7 @@ class Decoder(nnx.Module):
         *,
         segments: Segments = "any",
         axes: Axes = Axes(),
-        gather: Callable | None = None,
+        gather: Callable[..., Any] | None = None,
     ) -> Float32[Array, "B T V"]:
         """Compute the logits of the next token.
 
@@ -74,22 +74,24 @@ class Decoder(nnx.Module):
         x = self.hidden(tokens, positions, segment_ids, segments=segments, axes=axes, gather=gather)
         return jnp.einsum("btd,dv->btv", x, self._head(x.dtype, gather), preferred_element_type=jnp.float32)
 
-    def loss(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, ""]:
+    def loss(self, batch: Any, *, axes: Axes = Axes(), gather: Callable[..., Any] | None = None) -> Float32[Array, ""]:
         """Sum -log p(target) over this device's masked-in tokens; see `ringformer.data.Batch`."""
         x = self._of_batch(batch, axes, gather)
         with jax.named_scope("loss"):
             return cross_entropy(x, self._head(x.dtype, gather), batch.targets, batch.mask, self.config.loss_chunk)
 
-    def token_losses(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, "B T"]:
+    def token_losses(
+        self, batch: Any, *, axes: Axes = Axes(), gather: Callable[..., Any] | None = None
+    ) -> Float32[Array, "B T"]:
         """Compute -log p(target) of each of this device's tokens regardless of the mask, for evaluation."""
         x = self._of_batch(batch, axes, gather)
         return token_cross_entropy(x, self._head(x.dtype, gather), batch.targets, self.config.loss_chunk)
 
-    def scores(self, x, targets: Int[AnyArray, "B T"], gather: Callable | None = None) -> tuple[Any, Any]:
+    def scores(self, x, targets: Int[AnyArray, "B T"], gather: Callable[..., Any] | None = None) -> tuple[Any, Any]:
         """Compute `token_scores` of tokens with the output x [B, T, D] of `hidden`, for inference."""
         return token_scores(x, self._head(x.dtype, gather), targets, self.config.loss_chunk)
 
-    def _of_batch(self, batch: Any, axes: Axes, gather: Callable | None):
+    def _of_batch(self, batch: Any, axes: Axes, gather: Callable[..., Any] | None):
         """Compute `hidden` of a batch, whose segment ids ascend (`ringformer.data.Batch`)."""
         ids = batch.segment_ids
         return self.hidden(batch.tokens, batch.positions, ids, segments="ascending", axes=axes, gather=gather)
@@ -102,7 +104,7 @@ class Decoder(nnx.Module):
         *,
         segments: Segments = "any",
         axes: Axes = Axes(),
-        gather: Callable | None = None,
+        gather: Callable[..., Any] | None = None,
     ) -> Float[Array, "B T D"]:
         """Compute the normed output of the last layer, in the compute dtype; arguments as in `__call__`."""
         return self.attended(tokens, positions, segment_ids, segments, axes=axes, gather=gather)[0]

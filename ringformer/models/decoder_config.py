@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float32, Int
@@ -133,7 +133,7 @@ class DecoderConfig:
         "loss_chunk",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.rope_scaling, Mapping):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         check_config(self)
@@ -144,7 +144,7 @@ class DecoderConfig:
         return self.attention not in ATTENTION or self.attention == "ring"
 
     @property
-    def attend(self) -> Callable:
+    def attend(self) -> Callable[..., Any]:
         """Function that computes the attention on a ring: `ring_attention`, or a registered one."""
         return REGISTERED[self.attention].attend if self.attention in REGISTERED else ring_attention
 

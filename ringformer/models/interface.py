@@ -122,10 +122,10 @@ class Model(Protocol):
     They are a pytree; if layers are stacked, it is that of one layer. The model calls it where it uses them.
     """
 
-    def loss(self, batch: Any, *, axes: Axes, gather: Callable) -> jax.Array:
+    def loss(self, batch: Any, *, axes: Axes, gather: Callable[..., Any]) -> jax.Array:
         """Sum the loss, -log p(target), over this device's masked-in tokens of a `data.Batch`, in float32."""
         ...
 
-    def token_losses(self, batch: Any, *, axes: Axes, gather: Callable) -> jax.Array:
+    def token_losses(self, batch: Any, *, axes: Axes, gather: Callable[..., Any]) -> jax.Array:
         """Compute the loss of each of this device's tokens, float32 [B, T], for evaluation."""
         ...

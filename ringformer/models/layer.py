@@ -34,19 +34,21 @@ class Layer(nnx.Module):
         self.feedforward_output_norm = norm() if after else None
 
     def __call__(
-        self, x: Float[Array, "B t D"], placement: Placement, axes: Axes, attend: Callable
+        self, x: Float[Array, "B t D"], placement: Placement, axes: Axes, attend: Callable[..., Any]
     ) -> tuple[Float[Array, "B t D"], Any]:
         """Compute many tokens, in training and prefill. With tp, x and the result are the rank's part t of them."""
         mix = partial(self.attention, placement=placement, axes=axes, attend=attend)
         feed = partial(self.feedforward, axes=axes)
         return self._residual(x, mix, feed)
 
-    def decode(self, x: Float[Array, "B D"], placement: Placement, attend: Callable) -> tuple[Float[Array, "B D"], Any]:
+    def decode(
+        self, x: Float[Array, "B D"], placement: Placement, attend: Callable[..., Any]
+    ) -> tuple[Float[Array, "B D"], Any]:
         """Compute one token of each row; the module holds the device's shares of the weights (`share_products.py`)."""
         mix = partial(self.attention.decode, placement=placement, attend=attend)
         return self._residual(x, mix, self.feedforward.decode)
 
-    def _residual(self, x, mix: Callable, feed: Callable):
+    def _residual(self, x, mix: Callable[..., Any], feed: Callable[..., Any]):
         with jax.named_scope("attention"):
             y, kept = mix(x, self.attention_norm)
             x = x + normed(self.attention_output_norm, y)

@@ -76,7 +76,7 @@ def _runs(kinds: Sequence[LayerKind]) -> tuple[tuple[LayerKind, int], ...]:
 
 
 def scan_periods(
-    periods: Sequence[Period], run: Callable, x: Any, layers: Any, scan: Callable = lax.scan
+    periods: Sequence[Period], run: Callable[..., Any], x: Any, layers: Any, scan: Callable[..., Any] = lax.scan
 ) -> tuple[Any, Any]:
     """Compute `x, kept = run(kind, x, rows, repeated)` for every run of layers in order; return the last x and all
     `kept`. `repeated` is True inside the scan over a period that repeats.
@@ -114,5 +114,5 @@ def scan_periods(
     return x, _joined(kept)
 
 
-def _joined(kept: list) -> Any:
+def _joined(kept: list[Any]) -> Any:
     return kept[0] if len(kept) == 1 else jax.tree.map(lambda *parts: jnp.concatenate(parts), *kept)

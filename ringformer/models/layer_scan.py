@@ -24,7 +24,9 @@ REMAT = {
 and l, so that the ring runs forward only once; its input and the matmul outputs; everything."""
 
 
-def scan_layers(layer: Callable, c: DecoderConfig, x: jax.Array, layers: Any, shared: Any) -> tuple[jax.Array, Any]:
+def scan_layers(
+    layer: Callable[..., Any], c: DecoderConfig, x: jax.Array, layers: Any, shared: Any
+) -> tuple[jax.Array, Any]:
     """Scan `x, kept = layer(kind, x, weights, shared)` over the rows of `layers`; return the last x and the stacked
     `kept`, None if layers are grouped or offloaded.
 
@@ -39,7 +41,7 @@ def scan_layers(layer: Callable, c: DecoderConfig, x: jax.Array, layers: Any, sh
     def run(kind: LayerKind, x, rows, repeated: bool):
         return _run(partial(layer, kind), c, None if repeated else offload, x, rows, shared)
 
-    def scan(of_period: Callable, x, rows):
+    def scan(of_period: Callable[..., Any], x, rows):
         if offload is None:
             return lax.scan(of_period, x, rows)
         return offload(lambda x, rows, _: of_period(x, rows)[0], x, rows, shared), None
@@ -47,7 +49,7 @@ def scan_layers(layer: Callable, c: DecoderConfig, x: jax.Array, layers: Any, sh
     return scan_periods(c.periods, run, x, layers, scan)
 
 
-def _run(layer: Callable, c: DecoderConfig, offload: Callable | None, x, layers, shared):
+def _run(layer: Callable[..., Any], c: DecoderConfig, offload: Callable[..., Any] | None, x, layers, shared):
     """Scan over equal layers, of which groups of `remat_group` are recomputed together."""
     g = c.remat_group
     kept = None
@@ -61,7 +63,7 @@ def _run(layer: Callable, c: DecoderConfig, offload: Callable | None, x, layers,
     return x, None if grouped else kept
 
 
-def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shared):
+def _scan(layer: Callable[..., Any], remat: str, offload: Callable[..., Any] | None, x, layers, shared):
     layer = jax.checkpoint(_begun_in_order(layer), policy=REMAT[remat], prevent_cse=False)
     layer = _recomputed_in_order(layer)
     if offload is not None:
@@ -69,7 +71,7 @@ def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shar
     return lax.scan(lambda x, weights: layer(x, weights, shared), x, layers)
 
 
-def _begun_in_order(layer: Callable) -> Callable:
+def _begun_in_order(layer: Callable[..., Any]) -> Callable[..., Any]:
     """Let `layer(x, weights, shared)` read `shared` after x has arrived.
 
     Segment ids travel around the ring and depend on no layer. On simulated devices, the ids of a layer could therefore
@@ -82,7 +84,7 @@ def _begun_in_order(layer: Callable) -> Callable:
     return in_order
 
 
-def _recomputed_in_order(layer: Callable) -> Callable:
+def _recomputed_in_order(layer: Callable[..., Any]) -> Callable[..., Any]:
     """Let the backward of `layer(x, weights, shared)` begin after its cotangent has arrived.
 
     What a layer recomputes depends on what it kept, and not on the layers behind it. On simulated devices, its ring

@@ -25,7 +25,9 @@ class _Argument:
     index: int
 
 
-def offloaded_scan(layer: Callable, x: jax.Array, layers: Any, shared: Any, *, ahead: bool = True) -> jax.Array:
+def offloaded_scan(
+    layer: Callable[..., Any], x: jax.Array, layers: Any, shared: Any, *, ahead: bool = True
+) -> jax.Array:
     """Scan `x = layer(x, weights, shared)` over the rows of `layers` and return the last x.
 
     Supports reverse mode only. Float arrays that `jax.vjp` of a layer keeps, including its input, stay in host memory

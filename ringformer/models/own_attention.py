@@ -1,7 +1,7 @@
 """Attentions of your own: functions that take the place of `ring_attention` in the layers of any family."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -9,7 +9,7 @@ import jax
 class OwnAttention(NamedTuple):
     """A registered attention."""
 
-    attend: Callable
+    attend: Callable[..., Any]
     """Function with the arguments of `ring_attention`: `attend(q, k, v, *, axis_name, **options) -> o`."""
     visible: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None
     """`visible(query, key, window) -> bool`, by position, for decoding with a cache; None: the model cannot decode."""
@@ -26,7 +26,9 @@ blockwise also computes the feed-forward chunk by chunk; ring distributes blockw
 
 
 def register_attention(
-    name: str, attend: Callable, visible: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None = None
+    name: str,
+    attend: Callable[..., Any],
+    visible: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None = None,
 ) -> None:
     """Register an attention under a name for `--config.model.attention`.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class Ring:
     rings: int = 1
     """Equal rings that the ranks of the axis form, each with a sequence of its own."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.form not in get_args(RingForm):
             raise ValueError(f"unknown ring {self.form!r}; known forms: {', '.join(get_args(RingForm))}")
 
@@ -66,7 +66,7 @@ class Ring:
         """Return True if the keys that arrive at a step, after so many hops, come from an earlier rank."""
         return rank >= step if direction == 1 else rank + step >= self.size
 
-    def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
+    def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple[Any, ...]:
         """Return the rank of this device, q and segment ids, tied together so that all depend on q.
 
         Masks made from a plain `axis_index` depend on no traced input. Partial evaluation would therefore compute all

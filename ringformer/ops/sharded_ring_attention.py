@@ -121,7 +121,7 @@ def sharded_ring_attention(
     rows = PartitionSpec(batch_axes, axis_name)
     heads = PartitionSpec(batch_axes, axis_name, head_axis)
     sinks = argument_checks.as_sinks(sinks, q.shape[2])
-    arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks)
+    arrays: tuple[Any, ...] = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks)
     specs = (heads, heads, heads, rows, rows, rows, PartitionSpec(head_axis))
     if AxisType.Explicit in mesh.axis_types:
         arrays = tuple(

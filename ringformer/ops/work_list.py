@@ -6,7 +6,7 @@ ring, a traced condition selects between the tables for earlier and later ranks.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -185,7 +185,7 @@ def make_window_work_list(
       has_keys: for each part, whether there is such an earlier part; a part has one if the part before it has one.
     """
     lists: list[list[ChunkPairs]] = [[], []]
-    counts: list[list] = [[], []]
+    counts: list[list[Any]] = [[], []]
     for part in reversed(range(len(has_keys))):  # the pairs that count come first
         pairs = _pairs([(part, part, FULL if distance is None else distance)], q, k, window)
         for kind, of_part in enumerate(pairs):

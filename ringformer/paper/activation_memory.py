@@ -7,6 +7,7 @@ Weights and their gradients do not grow with the length, so they cancel out.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
         )
 
 
-def read(path: Path) -> dict[str, dict]:
+def read(path: Path) -> dict[str, dict[str, Any]]:
     """Read the bytes of each attention kind; empty if there is no file. Raises ValueError for a damaged file."""
     kinds = entries(path, "kinds")
     wanted = dict.fromkeys(("local_tokens", "paper_bytes", "forward_bytes", "backward_bytes"), NUMBER)

@@ -30,13 +30,13 @@ RUN |= dict.fromkeys(("step_seconds_model", "mfu_palm_model", "mfu_causal_model"
 """Additional fields of a run of Table 4, whether it fits or not."""
 
 
-def read(path: Path) -> defaultdict[str, list[dict]]:
+def read(path: Path) -> defaultdict[str, list[dict[str, Any]]]:
     """Read the attempts of each cell of Table 3, by the cell's name; a cell that the file lacks has no attempts. Like
     every reader in this module, this raises ValueError for a damaged file."""
     return defaultdict(list, _read_cells(path, list, "a list of attempts", {}))
 
 
-def read_runs(path: Path) -> dict[str, dict[str, dict]]:
+def read_runs(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Read the runs of each cell of Table 4, by the cell's name; empty if there is no file."""
     return _read_cells(path, dict, "an object of runs", RUN)
 
@@ -100,7 +100,7 @@ def compilable(cells: list[Any], log: Callable[[str], None]) -> list[Any]:
     return [cell for cell in cells if not missing[cell.target]]
 
 
-def other_compilers(attempts: Iterable[tuple[str, dict]]) -> list[str]:
+def other_compilers(attempts: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
     """Compare the compilers of attempts, given as (target, attempt), with the installed compilers. Return a line for
     each target that was compiled by another compiler."""
     compilers = defaultdict(set)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ringformer.estimate.closed_forms.training import CLOSED_FORM, computation_time
 from ringformer.estimate.compiled.dump import CompilerFailure
@@ -21,7 +22,7 @@ from ringformer.hardware import GiB
 from ringformer.paper.attempts import compilable, read, stamp, write_results
 from ringformer.paper.cells import Cell, Row, cells
 
-Results = defaultdict[str, list[dict]]
+Results = defaultdict[str, list[dict[str, Any]]]
 """Attempts of each cell, by the cell's name."""
 
 
@@ -47,7 +48,7 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
             return
 
 
-def _attempt(workload: Workload, log: Callable[[str], None]) -> dict | None:
+def _attempt(workload: Workload, log: Callable[[str], None]) -> dict[str, Any] | None:
     """Return the answer for a workload; None if the compiler broke down, so that the workload is tried again."""
     if failure := known_failure(workload):  # this is an answer: it does not compile
         log(f"  does not fit: {failure}")
@@ -82,7 +83,7 @@ def _first_length(cell: Cell, results: Results) -> int:
     return without["seq_len"] if cell.kernel != "xla" and without else cell.first_length
 
 
-def longest(attempts: list[dict]) -> dict | None:
+def longest(attempts: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the attempt at the longest context that fits; None if none does."""
     return max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
 
@@ -130,7 +131,7 @@ def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], gen
         write(path, cell, answer)
 
 
-def _unjudged(attempts: list[dict], generate_code: bool) -> dict | None:
+def _unjudged(attempts: list[dict[str, Any]], generate_code: bool) -> dict[str, Any] | None:
     """Return the attempt at the longest context that fits, unless its run was already compiled that far."""
     best = longest(attempts)
     judged = best and len(best.get("programs", ())) > 1 and (best["generated_code"] or not generate_code)
@@ -153,7 +154,7 @@ def renew_counted(path: Path) -> int:
     return changed
 
 
-def write(path: Path, cell: Cell, answer: dict) -> None:
+def write(path: Path, cell: Cell, answer: dict[str, Any]) -> None:
     """Add today's attempt at a cell to the file; it replaces an older attempt at the same length. The file is read
     again first, so that two searches can share it."""
     results = read(path)

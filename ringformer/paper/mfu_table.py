@@ -1,5 +1,7 @@
 """The paper's Table 4, as text on the page of tables and as the rows of its figure."""
 
+from typing import Any
+
 from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.hardware import GiB
@@ -23,12 +25,12 @@ KERNELS = {"xla": "XLA", "pallas": "Pallas", "cudnn": "cuDNN"}
 DTYPES = {"float32": "float32", "bfloat16": "bf16"}
 
 
-def rows(results: dict[str, dict], dtype: str) -> list[str]:
+def rows(results: dict[str, dict[str, Any]], dtype: str) -> list[str]:
     """Return the rows of the table for one dtype of the computation."""
     return [_row(cell, results.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
 
 
-def executables(results: dict[str, dict]) -> list[str]:
+def executables(results: dict[str, dict[str, Any]]) -> list[str]:
     """Return a row for each run: memory, settings, seconds and utilisation of the peak."""
     return with_compilers(
         (_executable(cell, run, runs[run], _used(cell, runs, causal=True)), runs[run])
@@ -39,7 +41,7 @@ def executables(results: dict[str, dict]) -> list[str]:
     )
 
 
-def bars(results: dict) -> list[Bar]:
+def bars(results: dict[str, Any]) -> list[Bar]:
     """Return the rows of the figure: every cell with results."""
     of_cells = []
     for cell in (cell for cell in cells() if cell.name in results):
@@ -49,7 +51,7 @@ def bars(results: dict) -> list[Bar]:
     return of_cells
 
 
-def shares(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Shares:
+def shares(cell: Cell, runs: dict[str, dict[str, Any]], *, causal: bool) -> Shares:
     """Return the MFU of a cell's runs that fit, and the MFU expected of the ring."""
     used = _used(cell, runs, causal=causal)
     ring = cell.workload(RING)
@@ -57,12 +59,12 @@ def shares(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Shares:
     return Shares(_mfu(runs, BLOCKWISE, causal), expected, _mfu(runs, RING, causal))
 
 
-def _mfu(runs: dict[str, dict], run: str, causal: bool) -> float | None:
+def _mfu(runs: dict[str, dict[str, Any]], run: str, causal: bool) -> float | None:
     attempt = runs.get(run)
     return attempt[f"mfu_{'causal' if causal else 'palm'}_model"] if attempt and attempt["fits"] else None
 
 
-def _used(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Utilisation | None:
+def _used(cell: Cell, runs: dict[str, dict[str, Any]], *, causal: bool) -> Utilisation | None:
     """Return how well the baselines use the peak; None unless two of them fit."""
     measured = {
         runs[run]["seq_len"]: Measured(mfu, _attention(runs[run]))
@@ -72,13 +74,13 @@ def _used(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Utilisation | N
     return utilisation(cell.workload(BLOCKWISE).model, measured, causal=causal) if len(measured) == 2 else None
 
 
-def _attention(attempt: dict) -> float:
+def _attention(attempt: dict[str, Any]) -> float:
     """Return the share of attention in a step's seconds."""
     spent = attempt["seconds_by_purpose"]
     return sum(seconds for purpose, seconds in spent.items() if purpose.startswith(ATTENTION)) / sum(spent.values())
 
 
-def _row(cell: Cell, runs: dict[str, dict]) -> str:
+def _row(cell: Cell, runs: dict[str, dict[str, Any]]) -> str:
     c = cell.configuration
     columns = []
     for causal in (False, True):
@@ -92,7 +94,7 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
     return f"| {c.target} | {c.size} | {KERNELS[cell.variant.kernel]} | {c.contexts} | {' | '.join(columns)} |"
 
 
-def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
+def _executable(cell: Cell, run: str, a: dict[str, Any], used: Utilisation | None) -> str:
     """Return the table row of one of a cell's runs, without the compiler."""
     hbm = find_target(cell.target).chip.hbm_bytes
     seconds = a["step_seconds_model"]

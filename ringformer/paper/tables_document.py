@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringformer.estimate.closed_forms.training import smallest_local_length
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS, counted_within, longest_within
@@ -60,8 +60,8 @@ def write_tables(results: Results, folder: Path) -> list[str]:
 
 def page(
     attempts: max_context.Results,
-    runs: dict[str, dict],
-    activations: dict[str, dict],
+    runs: dict[str, dict[str, Any]],
+    activations: dict[str, dict[str, Any]],
     agents: max_context.Results,
 ) -> str:
     """Return the text of tables.md, from the contents of the files of results."""
@@ -104,7 +104,7 @@ def _reached(attempts: max_context.Results, cell: Cell) -> int:
     return best["seq_len"] if best else 0
 
 
-def _longest_text(attempts: list[dict], paper: int | None = None) -> str:
+def _longest_text(attempts: list[dict[str, Any]], paper: int | None = None) -> str:
     """Format the longest context that fits, and its ratio to the paper's; with "≥" if twice the length was not tried
     yet."""
     best = longest(attempts)
@@ -119,7 +119,7 @@ def _length(tokens: int, paper: int | None = None) -> str:
     return f"{tokens // K:,}K" + (f" ({tokens / paper:g}×)" if paper else "")
 
 
-def _fits_text(attempts: list[dict], paper: int) -> str:
+def _fits_text(attempts: list[dict[str, Any]], paper: int) -> str:
     """Format a cell: the longest context that fits and the seconds of its step, marked if it takes more than a day."""
     text = _longest_text(attempts, paper)
     best = longest(attempts)
@@ -133,7 +133,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:,.0f}\N{NO-BREAK SPACE}s"
 
 
-def _within_text(cell: Cell, attempts: list[dict]) -> str:
+def _within_text(cell: Cell, attempts: list[dict[str, Any]]) -> str:
     """Format a cell: the longest context whose step takes at most `MAX_STEP_SECONDS`. If every compiled step takes
     longer, the context is taken from the closed form and marked "~"."""
     if best := longest_within(attempts):
@@ -184,7 +184,7 @@ def _shorter_baselines(attempts: max_context.Results) -> list[str]:
     return [f"These contexts are shorter than the paper's: {', '.join(shorter)}.", BLOCKWISE] if shorter else []
 
 
-def _executable(name: str, best: dict) -> str:
+def _executable(name: str, best: dict[str, Any]) -> str:
     """Return the memory and the settings of a cell's longest ring, and the bytes that its schedule exposes. The row
     does not name the compiler."""
     ring = max(best["hidden_permute_bytes"] + best["exposed_permute_bytes"], 1)
@@ -212,7 +212,7 @@ def _scaling_row(row: Row, attempts: max_context.Results) -> str:
     )
 
 
-def _activations_row(kind: str, held: dict) -> str:
+def _activations_row(kind: str, held: dict[str, Any]) -> str:
     """Return the activations of a layer by the paper's closed form, and the growth of compiled programs."""
     sizes = " | ".join(f"{held[f'{part}_bytes'] / 2**20:,.0f}" for part in ("paper", "forward", "backward"))
     return f"| {kind.replace('_', ' ')} | {held['local_tokens']:,} | {FORMULAS[kind]} | {sizes} |"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from string import ascii_uppercase
+from typing import Any
 
 from ringformer.estimate.closed_forms.training import CLOSED_FORM
 
@@ -266,13 +267,13 @@ FORMULAS = {"vanilla": "2 b n s²", "memory_efficient": "8 b s h", "blockwise": 
 """The paper's bytes of activations by kind of attention (Table 1)."""
 
 
-def seconds_by(attempt: dict) -> str:
+def seconds_by(attempt: dict[str, Any]) -> str:
     """Return the mark that says on what an attempt's seconds are based."""
     source = attempt["seconds_source"]
     return "(c)" if CLOSED_FORM in source else "(m)" if "machine code" in source else "(b)"
 
 
-def with_compilers(rows: Iterable[tuple[str, dict]]) -> list[str]:
+def with_compilers(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
     """Return the rows of attempts, each with a letter for its compiler, and a list that explains the letters."""
     compiled = [(row, f"{attempt['compiled_by']}, {attempt['date']}") for row, attempt in rows]
     letters = dict(zip(sorted({compiler for _, compiler in compiled}), ascii_uppercase, strict=False))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -168,7 +168,7 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
         write_results(path, what=about, command=command, cells=dict(sorted(results.items())))
 
 
-def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[str], None]) -> dict:
+def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[str], None]) -> dict[str, Any]:
     """Return the JSON of a run with the first settings that fit or, if none fit, the last. On TPU, its seconds are
     based on the machine code of attention."""
     workload, estimate = compile_first_accepted(

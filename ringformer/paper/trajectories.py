@@ -5,6 +5,7 @@ nor the batch. The cells here use eight devices, which train eight sequences wit
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from ringformer.estimate.search.longest_context import next_length
 from ringformer.estimate.workloads.targets import find_target
@@ -67,7 +68,7 @@ def most_rows(results: Results) -> list[str]:
     return rows
 
 
-def _most_text(attempts: list[dict]) -> str:
+def _most_text(attempts: list[dict[str, Any]]) -> str:
     if not attempts:
         return ""
     best = longest(attempts)
@@ -86,7 +87,7 @@ def paper_rows(results: Results) -> list[str]:
     return rows
 
 
-def _cell_text(attempts: list[dict], trajectories: int) -> str:
+def _cell_text(attempts: list[dict[str, Any]], trajectories: int) -> str:
     attempt = next((a for a in attempts if a["seq_len"] == trajectories * TRAJECTORY), None)
     if attempt is None:
         return ""

@@ -16,13 +16,13 @@ as rarely as possible. `tp`, which moves more bytes, should not leave it at all,
 import itertools
 import math
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 
-def order_devices(devices: list, shape: tuple[int, int, int, int], ulysses: int = 1) -> np.ndarray:
+def order_devices(devices: list[Any], shape: tuple[int, int, int, int], ulysses: int = 1) -> np.ndarray:
     """Arrange the devices in an array [dp, fsdp, tp, sp] of this shape, according to the links between them; each
     `ulysses` neighbours on sp are one rank of the ring.
 
@@ -126,7 +126,7 @@ def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
     return [(*column[:first], r, *column[first:]) for r, column in walk]
 
 
-def link_hops(ring: list) -> list[int]:
+def link_hops(ring: list[Any]) -> list[int]:
     """Count the links that each hop of a closed ring of TPU devices crosses, without wrap links."""
     places = np.array([place(x)[:-1] for x in ring])  # the cores of a chip are at the same place
     return np.abs(np.roll(places, -1, axis=0) - places).sum(axis=1).tolist()
@@ -147,7 +147,7 @@ def place(device) -> tuple[int, ...]:
     return (*device.coords, device.core_on_chip)
 
 
-def _grid(devices: list) -> np.ndarray | None:
+def _grid(devices: list[Any]) -> np.ndarray | None:
     """Arrange the devices by place, keeping dimensions of size one; None if they do not fill a grid."""
     if not all(hasattr(x, "coords") and hasattr(x, "core_on_chip") for x in devices):
         return None

@@ -71,10 +71,10 @@ class LoraConfig:
         """Factor of the product of an adapter's factors."""
         return 2.0 if self.alpha is None else self.alpha / self.rank
 
-    def shapes(self, model: ModelConfig) -> tuple[dict, dict]:
+    def shapes(self, model: ModelConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the shapes of a model's adapters, stacked over its layers, and their shape letters."""
         _, shapes, letters = abstract_model(model)
-        of_adapters: tuple[dict, dict] = {}, {}
+        of_adapters: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         for name in self.names:
             part, weight, inputs = PROJECTIONS[name]
             if weight not in shapes.get("layers", {}).get(part, {}):
@@ -133,7 +133,7 @@ def merged(w: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
     return (w.astype(jnp.float32) + scale * product).astype(w.dtype)
 
 
-def combine(weights: dict, adapters: dict, make: Callable[[Any, Any, Any], Any]) -> dict:
+def combine(weights: dict[str, Any], adapters: dict[str, Any], make: Callable[[Any, Any, Any], Any]) -> dict[str, Any]:
     """Return the tree of weights with `make(w, a, b)` for each weight that has an adapter."""
     if adapters.keys() == {"a", "b"}:
         return make(weights, adapters["a"], adapters["b"])
@@ -149,30 +149,30 @@ class Lora:
     mesh: Mesh
 
     @cached_property
-    def _described(self) -> tuple[dict, dict]:
+    def _described(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return self.config.shapes(self.model)
 
     @property
-    def letters(self) -> dict:
+    def letters(self) -> dict[str, Any]:
         """Shape letters of the adapters."""
         return self._described[1]
 
     @cached_property
-    def adapters(self) -> dict:
+    def adapters(self) -> dict[str, Any]:
         """A `WeightSharding` for each array of the adapters."""
         return shard_weights(*self._described, self.mesh)
 
     @cached_property
-    def frozen(self) -> dict:
+    def frozen(self) -> dict[str, Any]:
         """A `WeightSharding` for each weight of the model."""
         return weight_shardings(self.model, self.mesh)
 
     @cached_property
-    def weights(self) -> dict:
+    def weights(self) -> dict[str, Any]:
         """Shardings of the weights with their adapters."""
         return combine(self.frozen, self.adapters, partial(AdaptedSharding, scale=self.config.scale))
 
-    def merge(self, weights: dict, adapters: dict) -> dict:
+    def merge(self, weights: dict[str, Any], adapters: dict[str, Any]) -> dict[str, Any]:
         """Return the weights with the adapters added, on the mesh; the weights are donated."""
         shapes = self._described[0]
 

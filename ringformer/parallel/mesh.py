@@ -5,6 +5,7 @@ a layer, the sequence is sharded over both sp and tp (Megatron's sequence parall
 """
 
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,7 +48,7 @@ def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
     return dp, fsdp, tp, sp
 
 
-def make_mesh(mesh_dim: str, devices: list | None = None, ulysses: int = 1) -> Mesh:
+def make_mesh(mesh_dim: str, devices: list[Any] | None = None, ulysses: int = 1) -> Mesh:
     """Make the mesh of all devices, or of those given, with all four axes; unused axes have size 1.
 
     Devices are ordered by the links between them, where each `ulysses` devices of sp are one rank of the ring; warns if

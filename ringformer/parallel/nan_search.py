@@ -116,7 +116,7 @@ class Finding(NamedTuple):
 
 
 def find_bad_operations(
-    function: Callable, arguments: Sequence[Any], in_specs: Any, mesh: Mesh, **options
+    function: Callable[..., Any], arguments: Sequence[Any], in_specs: Any, mesh: Mesh, **options
 ) -> list[Finding]:
     """Run `function(*arguments)` under `shard_map`, watched, and return the first operation in time that gave NaN.
 
@@ -158,11 +158,11 @@ class _Watch:
     turns of the loops around it.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.operations: dict[tuple[int, ...], Operation] = {}
         """Operations by their path."""
 
-    def run(self, at: Position, program: ClosedJaxpr, firsts: jax.Array, *arguments) -> tuple[jax.Array, list]:
+    def run(self, at: Position, program: ClosedJaxpr, firsts: jax.Array, *arguments) -> tuple[jax.Array, list[Any]]:
         """Run a program at a position; return the updated `firsts` and the results."""
         jaxpr = program.jaxpr
         env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *arguments), strict=True))
@@ -253,11 +253,11 @@ class _Watch:
         return jnp.where(first[:, None], jnp.stack(row), firsts)
 
 
-def _any(test: Callable, numbers: list[jax.Array]) -> jax.Array:
+def _any(test: Callable[..., Any], numbers: list[jax.Array]) -> jax.Array:
     return sum((test(x).astype(jnp.int32) for x in numbers), jnp.int32(0)) > 0
 
 
-def _largest(values: list) -> list[jax.Array]:
+def _largest(values: list[Any]) -> list[jax.Array]:
     """Return the largest magnitude in each array of floats on the device; NaN if the array has a NaN.
 
     Arrays in host memory are left out, because they are checked where they are computed.
@@ -270,7 +270,7 @@ def _largest(values: list) -> list[jax.Array]:
     ]
 
 
-def _apart(values: list) -> list:
+def _apart(values: list[Any]) -> list[Any]:
     """Put values behind a barrier, so that XLA does not merge a recomputation with the computation that it repeats.
 
     Values with the same varying axes share a barrier, because all results of a barrier vary over the same axes.
@@ -283,7 +283,7 @@ def _apart(values: list) -> list:
     return out
 
 
-def _split(values: list, first: int, second: int) -> tuple[list, list, list]:
+def _split(values: list[Any], first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
     return values[:first], values[first : first + second], values[first + second :]
 
 

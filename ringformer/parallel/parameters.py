@@ -12,14 +12,14 @@ from ringformer.models.registry import build
 from ringformer.parallel.weight_sharding import shard_weight
 
 
-def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict, dict]:
+def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef[Any], dict[str, Any], dict[str, Any]]:
     """Return `(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
     definition, state = nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))
     letters = jax.tree.map(_letters, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return definition, nnx.to_pure_dict(state), nnx.to_pure_dict(letters)
 
 
-def _letters(parameter: nnx.Variable) -> str:
+def _letters(parameter: nnx.Variable[Any]) -> str:
     letters = parameter.get_metadata().get("letters", "")
     if not 1 <= len(letters) <= len(parameter.shape):
         raise ValueError(
@@ -29,13 +29,13 @@ def _letters(parameter: nnx.Variable) -> str:
     return letters
 
 
-def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict:
+def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
     """Return a tree with a `WeightSharding` for each parameter."""
     _, shapes, letters = abstract_model(config)
     return shard_weights(shapes, letters, mesh)
 
 
-def shard_weights(shapes: dict, letters: dict, mesh: Mesh) -> dict:
+def shard_weights(shapes: dict[str, Any], letters: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Return a `WeightSharding` for each parameter, from their shapes and shape letters."""
     return jax.tree.map(lambda letter, x: shard_weight(letter, x.shape, mesh), letters, shapes)
 
@@ -50,7 +50,7 @@ def named(shardings, mesh: Mesh) -> Any:
     return jax.tree.map(lambda w: NamedSharding(mesh, w.spec), shardings)
 
 
-def abstract_params(weights: dict, mesh: Mesh) -> dict:
+def abstract_params(weights: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Return shapes, dtypes and shardings of the parameters."""
     return jax.tree.map(
         lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32, sharding=NamedSharding(mesh, w.spec)), weights

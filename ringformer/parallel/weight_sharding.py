@@ -9,6 +9,7 @@ padding. Padding is zero, stays zero (its gradient is zero), and is removed befo
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -34,7 +35,7 @@ class WeightSharding:
     @property
     def spec(self) -> P:
         """Axes of each dimension."""
-        dims: list = [None] * len(self.shape)
+        dims: list[Any] = [None] * len(self.shape)
         if self.tp_dim is not None:
             dims[self.tp_dim] = "tp"
         if self.zero_dim is not None:

@@ -48,7 +48,7 @@ class SignalThread:
         self._thread.join()
         os.close(self._read)
 
-    def _listen(self):
+    def _listen(self) -> None:
         while came := os.read(self._read, 64):
             for number in came:
                 if number in SIGNALS:

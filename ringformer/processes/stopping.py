@@ -86,7 +86,7 @@ class Termination(Stopping):
     processes.)
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._possible = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
 
     def __enter__(self):
@@ -102,6 +102,6 @@ class Termination(Stopping):
         self.signal = number
         self._restore()
 
-    def _restore(self):
+    def _restore(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -58,7 +58,7 @@ class Watchdog:
         self._closing.set()
         self._thread.join()
 
-    def _watch(self):
+    def _watch(self) -> None:
         last = time.monotonic()
         reported = -1
         while not self._closing.wait(INTERVAL):

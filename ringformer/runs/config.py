@@ -36,7 +36,7 @@ class DataConfig(StoreOptions, PackingOptions):
     mixture: str = ""
     """Several existing stores instead of one, with weights: "stores/chat:7,stores/long:3"."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.store and not self.mixture:
             raise ValueError("data.store is empty: set the token store's folder, e.g. --config.data.store=runs/data")
         if self.store and self.mixture:
@@ -76,7 +76,7 @@ class OptimizerConfig:
     """Skip a step whose gradient norm exceeds the median of the last 128 steps' norms by more than this many median
     absolute deviations, e.g. 20; 0: no step is skipped for its norm."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; choose cosine or constant")
         if not self.clip_norm > 0:
@@ -169,14 +169,14 @@ class Config:
     """Also write TensorBoard event files (pip install tensorboardX)."""
     wandb: str = ""
     """Also log to this Weights & Biases project (pip install wandb)."""
-    stages: tuple = ()
+    stages: tuple[Any, ...] = ()
     """Consecutive runs, each a dict of the keys that it changes, e.g. {"seq_len": 131072, "model.rope_theta": 1e7}; see
     docs/finetuning.md. Empty in the config of one run."""
     preset: str = ""
     """Model that `base_config` was called with. Without init_from, it supplies the architecture; with init_from, only
     the keys of `config.model` that are set apply, and the model in that folder supplies the rest."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive = ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints")
         for name, kind in get_type_hints(Config).items():
             if kind is int and getattr(self, name) < (least := int(name in positive)):
@@ -245,7 +245,7 @@ class ModelKeys(ConfigDict):
         super().__setstate__(state)
         self._remember(state["made_from"], state["keys_set"])
 
-    def copy_and_resolve_references(self, visit_map: dict | None = None) -> "ModelKeys":
+    def copy_and_resolve_references(self, visit_map: dict[str, Any] | None = None) -> "ModelKeys":
         """Return a copy without references, as ConfigDict does, in which the same keys count as set."""
         copy = super().copy_and_resolve_references(visit_map)
         copy._remember(self.made_from, self.keys_set)

@@ -21,13 +21,13 @@ LONGEST = 0.02
 """Seconds between two looks at a step that is being computed: a hundredth of the time so far, within these bounds."""
 
 
-def end_of(metrics: Any) -> Future:
+def end_of(metrics: Any) -> Future[Any]:
     """Return the moment, as `time.perf_counter`, at which the metrics of a step, a tree of arrays, are computed; or the
     error that it ends with. Does not wait: a thread looks for it, and ends with the process.
 
     A thread that waits within the runtime when Python ends would abort the process.
     """
-    moment: Future = Future()
+    moment: Future[Any] = Future()
     arrays = jax.tree.leaves(metrics)
 
     def look() -> None:

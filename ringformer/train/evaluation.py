@@ -20,7 +20,7 @@ from ringformer.train.state import TrainState, check_state_finite
 
 
 def evaluate(
-    eval_step: Callable,
+    eval_step: Callable[..., Any],
     params: Any,
     data: Loader,
     eval_batches: int,
@@ -64,7 +64,7 @@ class Evaluation:
     def __init__(
         self,
         run: Run,
-        frozen: list[dict],
+        frozen: list[dict[str, Any]],
         data: Loader,
         folder: RunFolder,
         reports: StepReports,

@@ -1,5 +1,7 @@
 """AdamW and its schedule (optax), and the global norm of a sharded gradient."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -28,7 +30,7 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(rise, peak + rise, warmup), after], [warmup])
 
 
-def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any]) -> optax.GradientTransformation:
     """Return AdamW, which works on shards because it is elementwise.
 
     Args:
@@ -51,7 +53,7 @@ def global_norm(tree) -> jax.Array:
     A leaf varies only over the axes that shard it. So a sum over these axes counts every element once, even if it is
     replicated over other axes. (optax's `global_norm` would return the norm of the local shards.)
     """
-    squares: dict[frozenset, jax.Array] = {}
+    squares: dict[frozenset[Any], jax.Array] = {}
     for leaf in jax.tree.leaves(tree):
         axes = varying_axes(leaf)
         squares[axes] = squares.get(axes, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -64,7 +64,7 @@ class Run(NamedTuple):
             params = restore_params(source, shardings.params, mesh) if source else None
         return init_state(model, optimizer, shardings, mesh, self.config.seed, params)
 
-    def frozen(self) -> list[dict]:
+    def frozen(self) -> list[dict[str, Any]]:
         """Return the frozen weights of a program with adapters, those of init_from."""
         lora = self.program.lora
         mesh = self.program.mesh

@@ -41,7 +41,7 @@ class Program(NamedTuple):
     """Adapters that the state has instead of weights; None: all weights train."""
 
     @property
-    def frozen(self) -> list[dict]:
+    def frozen(self) -> list[dict[str, Any]]:
         """Shapes, dtypes and shardings of the frozen weights, an argument of a train step; none without adapters."""
         if self.lora is None:
             return []
@@ -50,7 +50,7 @@ class Program(NamedTuple):
         return [jax.tree.map(lambda x: x.update(dtype=dtype), params)]
 
     @staticmethod
-    def weights(params: dict, frozen: Sequence[dict]) -> dict:
+    def weights(params: dict[str, Any], frozen: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the weights of the model that has these parameters, the argument of an evaluation: with adapters, each
         beside its frozen weight."""
         return combine(frozen[0], params, Adapted) if frozen else params

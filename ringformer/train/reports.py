@@ -55,7 +55,7 @@ class StepReports:
         flops = flops_per_token(config.model, config.seq_len)
         self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size) if chip and flops else None
         self._devices = mesh.local_devices
-        self._pending: tuple[int, dict[str, jax.Array], Future] | None = None
+        self._pending: tuple[int, dict[str, jax.Array], Future[Any]] | None = None
         self._last = time.perf_counter()
         self._announce(run, folder)
 

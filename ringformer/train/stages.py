@@ -16,6 +16,7 @@ from collections.abc import Collection
 from itertools import pairwise
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -146,7 +147,7 @@ def _begin_anew(configs: list[Config], runs: list[Run]) -> None:
             print(f"{run.run_dir} begins anew: {others[number]}; the old run is in {aside}", file=sys.stderr)
 
 
-def record_table(record: list[dict]) -> str:
+def record_table(record: list[dict[str, Any]]) -> str:
     """Format the record as a table."""
     lines = [f"{'stage':>5} {'context':>10} {'theta':>9} {'steps':>7} {'tokens':>15} {'held-out loss':>18}  state"]
     for row in record:
@@ -160,7 +161,7 @@ def record_table(record: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def _write_record(configs: list[Config]) -> list[dict]:
+def _write_record(configs: list[Config]) -> list[dict[str, Any]]:
     """Write the record of all stages, and return it; only process 0 calls this."""
     folder = Path(configs[0].run_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,7 @@ def _write_record(configs: list[Config]) -> list[dict]:
     return record
 
 
-def _row(number: int, config: Config) -> dict:
+def _row(number: int, config: Config) -> dict[str, Any]:
     """Return the record of a stage.
 
     Losses are in nats per token, on held-out data at the stage's own context: one loss is that of the stage's initial

@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
     opt_state: Any
 
 
-def state_shardings(weights: dict, optimizer: optax.GradientTransformation) -> TrainState:
+def state_shardings(weights: dict[str, Any], optimizer: optax.GradientTransformation) -> TrainState:
     """Return a `WeightSharding` for each array of the state; moments are sharded like their parameters."""
     shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32), weights)
     opt_state = optax.tree.map_params(
@@ -42,7 +42,7 @@ def state_shardings(weights: dict, optimizer: optax.GradientTransformation) -> T
     return TrainState(REPLICATED, weights, opt_state)
 
 
-def make_init(config: ModelConfig, weights: dict, mesh: Mesh, seed: int):
+def make_init(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, seed: int):
     """Return the jitted `init() -> params`. The parameters are sharded from the start. On every mesh, they equal those
     of `build(config, Rngs(seed))`.
 
@@ -67,7 +67,7 @@ def init_state(
     shardings: TrainState,
     mesh: Mesh,
     seed: int,
-    params: dict | None = None,
+    params: dict[str, Any] | None = None,
 ) -> TrainState:
     """Return the state of step 0 with `params`, which are not copied; without `params`, draw them from the seed."""
     if params is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,13 +76,13 @@ def make_train_step(
 
 def make_gradients(
     config: ModelConfig,
-    weights: dict,
+    weights: dict[str, Any],
     mesh: Mesh,
     *,
     accumulate: int,
     rings: int = 1,
     lora: Lora | None = None,
-) -> Callable:
+) -> Callable[..., Any]:
     """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`;
     with `lora`, `gradients(params, batch, frozen)`."""
     definition, axes, gather = _per_device(config, lora.weights if lora else weights, mesh, rings)
@@ -110,7 +111,7 @@ def make_gradients(
     return gradients
 
 
-def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: int, accumulate: int = 1):
+def make_eval_step(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, *, seq_len: int, accumulate: int = 1):
     """Return the jitted `evaluate(params, batch) -> (nats, tokens)`, which sums over trained tokens by RoPE position.
 
     Both are [buckets], one bucket per power of two (`position_bucket`): the summed loss, float32, and the number of
@@ -147,7 +148,7 @@ def _microbatches(batch, accumulate: int):
     return jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
 
 
-def make_logits(config: ModelConfig, weights: dict, mesh: Mesh):
+def make_logits(config: ModelConfig, weights: dict[str, Any], mesh: Mesh):
     """Return the jitted `logits(params, batch)`: float32 [B, T, V], sharded like the batch, in its layout's order."""
     definition, axes, gather = _per_device(config, weights, mesh)
 

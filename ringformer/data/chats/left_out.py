@@ -7,6 +7,7 @@ text may stand there as in JSON.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 SWITCHES = re.compile(r"(?<!\S)/(no_)?think(?!\S)")
 """Words in a message that templates read instead of writing them."""
@@ -17,7 +18,11 @@ EXCERPT = 60
 
 
 def part_left_out(
-    messages: list[dict], tools: list | None, introduction: str, whole: str, shown: Callable[[int], Iterable[str]]
+    messages: list[dict[str, Any]],
+    tools: list[Any] | None,
+    introduction: str,
+    whole: str,
+    shown: Callable[[int], Iterable[str]],
 ) -> str | None:
     """Return a description of the first part that is not in the text that a template has made; None if all is there.
 
@@ -50,7 +55,7 @@ def part_left_out(
     return None
 
 
-def _left_out_of_answer(message: dict, texts: Iterable[str]) -> str | None:
+def _left_out_of_answer(message: dict[str, Any], texts: Iterable[str]) -> str | None:
     """Return a text of an answer's message that is in none of the renderings, or in none with the others."""
     parts = list(_texts({key: value for key, value in message.items() if key != "role"}))
     missing = None

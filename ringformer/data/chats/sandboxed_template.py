@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+from typing import Any
 
 TOO_MUCH_OUTPUT = 4
 """Exit code of the process if a template writes too much."""
@@ -80,7 +81,7 @@ class ChatTemplate:
         controls: list[str],
         chat_date: str | None,
         output: int,
-        options: dict | None = None,
+        options: dict[str, Any] | None = None,
     ):
         from jinja2 import meta, nodes
 
@@ -105,19 +106,19 @@ class ChatTemplate:
         names = sorted(controls, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")").split if names else lambda text: [text]
         self._output = output
-        self.tools: list | None = None
+        self.tools: list[Any] | None = None
         """Functions that the conversation at hand may call."""
 
-    def prompt(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
+    def prompt(self, conversation: list[list[Any]]) -> list[tuple[str, bool, bool]]:
         """Render a conversation up to the answer that comes next, as (text, False, is a control token)."""
         text = self.render(self.read(conversation), add_generation_prompt=True)
         return self.at_controls([(without_marks(text), False)])
 
-    def text(self, conversation: list[list]) -> list[tuple[str, bool, bool]]:
+    def text(self, conversation: list[list[Any]]) -> list[tuple[str, bool, bool]]:
         """Render a conversation whose answers need not be found; the result is as that of `prompt`."""
         return self.at_controls([(without_marks(self.render(self.read(conversation))), False)])
 
-    def read(self, conversation: list[list]) -> list[dict]:
+    def read(self, conversation: list[list[Any]]) -> list[dict[str, Any]]:
         """Return the messages of a conversation as templates read them, and keep its tools for `render`."""
         turns = [{"role": role, "content": text} | json.loads(extra or "{}") for role, text, extra, *_ in conversation]
         tools = json.loads(turns.pop(0)["content"]) if turns and turns[0]["role"] == "tools" else None
@@ -138,7 +139,7 @@ class ChatTemplate:
         """Return the control tokens in a text."""
         return self._split(text)[1::2]
 
-    def render(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = False) -> str:
         """Render messages that `read` returned, with START and STOP around the template's `generation` blocks."""
         values = {"messages": messages, "tools": self.tools, "add_generation_prompt": add_generation_prompt}
         try:

@@ -239,7 +239,7 @@ class Worker:
         return f"broke its process, which {how}, {work}"
 
 
-def _end(process: subprocess.Popen, pid: int) -> None:
+def _end(process: subprocess.Popen[Any], pid: int) -> None:
     if pid != os.getpid():  # this process was forked from its owner
         return
     process.kill()

@@ -12,7 +12,7 @@ An answer is refused if it does not continue its prompt, and a conversation if t
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringformer.data.chats.left_out import part_left_out
 from ringformer.data.chats.sandboxed_template import BREAK, START, STOP, ChatTemplate, Refused, without_marks
@@ -43,7 +43,7 @@ class Sequence(NamedTuple):
     """Answers that are trained on, in the order of the conversation."""
 
 
-def sequences_of(template: ChatTemplate, conversation: list[list]) -> list[dict]:
+def sequences_of(template: ChatTemplate, conversation: list[list[Any]]) -> list[dict[str, Any]]:
     """Return the sequences that train on the answers of a conversation, in the order of their last answers. The last
     one is the whole conversation, if the last answer stands there as in its own turn.
 
@@ -110,7 +110,7 @@ def _pieces(sequence: Sequence) -> list[tuple[str, bool]]:
     return [*pieces, (sequence.text[place:], False)]
 
 
-def _answer(template: ChatTemplate, messages: list[dict], place: int, number: int, end: str) -> Answer:
+def _answer(template: ChatTemplate, messages: list[dict[str, Any]], place: int, number: int, end: str) -> Answer:
     """Find the answer at `place` of the conversation in its own turn. `end` is the token that usually ends a turn."""
     marked = template.render(messages[: place + 1])
     text = without_marks(marked)
@@ -158,7 +158,7 @@ def _first_mark(marks: list[Mark], prompt: int, number: int) -> int:
     return 0
 
 
-def _prompt(template: ChatTemplate, messages: list[dict]) -> str | None:
+def _prompt(template: ChatTemplate, messages: list[dict[str, Any]]) -> str | None:
     """Render the prompt of an answer; None if the template refuses it."""
     try:
         return without_marks(template.render(messages, add_generation_prompt=True))
@@ -166,7 +166,9 @@ def _prompt(template: ChatTemplate, messages: list[dict]) -> str | None:
         return None
 
 
-def _continued(template: ChatTemplate, prompt: str, rendered: str, messages: list[dict], number: int, end: str) -> str:
+def _continued(
+    template: ChatTemplate, prompt: str, rendered: str, messages: list[dict[str, Any]], number: int, end: str
+) -> str:
     """Return the prompt of the last message and that answer behind it, although `rendered`, the conversation as the
     template writes it, does not begin with the prompt.
 
@@ -199,7 +201,7 @@ def _continued(template: ChatTemplate, prompt: str, rendered: str, messages: lis
 
 
 def _behind_other_turns(
-    template: ChatTemplate, prompt: str, rendered: str, message: dict, number: int, end: str
+    template: ChatTemplate, prompt: str, rendered: str, message: dict[str, Any], number: int, end: str
 ) -> str:
     """Return the prompt and the answer behind it, as `rendered` has it behind turns that it writes in another way: some
     templates write the system message, or thoughts, depending on who speaks last."""

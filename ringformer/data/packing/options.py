@@ -41,7 +41,7 @@ class PackingOptions:
         """True if sequences have segment ids, because tokens do not see all tokens before them."""
         return self.packing == "whole" or self.packed_attention == "document"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         key = self.key_prefix
         choices = {"packing": Packing, "packed_attention": PackedAttention, "mixture_by": MixtureBy}
         for field, values in ((field, get_args(choice)) for field, choice in choices.items()):

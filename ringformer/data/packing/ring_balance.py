@@ -4,7 +4,7 @@ Documents are packed whole, by their lengths alone; no token is read.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -119,7 +119,7 @@ def batches_of(lengths: np.ndarray, seq_len: int, halvings: int) -> dict[int, tu
     return batches
 
 
-def _in_groups(items: list, size: int) -> list[list]:
+def _in_groups(items: list[Any], size: int) -> list[list[Any]]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
@@ -130,7 +130,7 @@ def _at_once(sequences: list[np.ndarray], rows: int) -> list[np.ndarray]:
 
 
 def in_buckets(
-    batches: dict, ranks: int, layout: Layout, chunk: int, rows: int = 1, gathered: bool = False
+    batches: dict[int, Any], ranks: int, layout: Layout, chunk: int, rows: int = 1, gathered: bool = False
 ) -> WorkByRings:
     """Count the work of each bucket."""
     return {

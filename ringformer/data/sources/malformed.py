@@ -34,7 +34,7 @@ class Malformed:
     first: str = ""
     """Fault of the first record that was skipped."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()  # rows of tokens are encoded in two threads
 
     @property

@@ -68,7 +68,7 @@ class ChatEncoder:
     max_bytes: int
     rewritten: Rewritten = "split"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._has_warned = False

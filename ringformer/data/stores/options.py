@@ -92,7 +92,7 @@ class StoreOptions:
     skip_malformed: bool = False
     """Skip and count records, lines, conversations and files that cannot be read or rendered."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         key = self.key_prefix
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"{key}held_out={self.held_out} must be in [0, 1)")

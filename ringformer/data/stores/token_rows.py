@@ -44,7 +44,7 @@ class TokenEncoder:
     skip_empty: bool
     malformed: Malformed
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.source.partition(":")[0] not in TABLES:
             kinds = ", ".join(kind for kind in KINDS if kind.partition(":")[0] in TABLES)
             raise ValueError(f"format tokens reads tables, {kinds}, not {self.source!r}")

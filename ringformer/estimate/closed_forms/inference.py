@@ -1,6 +1,7 @@
 """Closed forms of inference: bytes, the lower bound of a token's time, and what to compile first."""
 
 from functools import lru_cache
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
@@ -118,7 +119,7 @@ def _window_bytes(workload: InferenceWorkload, window: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _weight_bytes(model: DecoderConfig, shape: tuple[int, ...]) -> dict:
+def _weight_bytes(model: DecoderConfig, shape: tuple[int, ...]) -> dict[str, Any]:
     """Return the bytes of a device's share of each weight, in the tree of the weights."""
     mesh = AbstractMesh(shape, AXIS_NAMES)
     return jax.tree.map(lambda share: device_bytes(share.abstract(mesh)), weight_shares(model, mesh))

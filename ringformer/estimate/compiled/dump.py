@@ -85,7 +85,9 @@ def read_dump(folder: Path, kind: str) -> Compiled | None:
     return Compiled(text, memory, peak_buffers=read_peak_buffers(folder))
 
 
-def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[str, Any]) -> jax.stages.Compiled:
+def compile_printing(
+    lowered: jax.stages.Lowered, options: dict[str, Any], printing: dict[str, Any]
+) -> jax.stages.Compiled:
     """Compile with `options`, and with those options in `printing` that the compiler accepts.
 
     A compiler rejects an unknown option at once. This is harmless: a compiler that is older than an option always

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringformer.estimate.seconds.link_loads import QUEUED
 from ringformer.estimate.seconds.overlap import Transfer
@@ -109,7 +109,7 @@ def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], s
     return lines if len(lines) > 1 else []
 
 
-def group_json(g: Group) -> dict:
+def group_json(g: Group) -> dict[str, Any]:
     """Return a group as a JSON object."""
     numbers = g._asdict() | {"longest_seconds": g.longest.seconds, "longest_bytes": g.longest.bytes}
     del numbers["longest"]

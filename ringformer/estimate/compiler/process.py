@@ -96,7 +96,7 @@ def compile_apart(
 
 
 @contextmanager
-def at_work(call: tuple, *, read_code: bool) -> Iterator[tuple[subprocess.Popen, Path]]:
+def at_work(call: tuple[Any, ...], *, read_code: bool) -> Iterator[tuple[subprocess.Popen[Any], Path]]:
     """Start a process that compiles `call`, a tuple (workload, program, generate_code), and yield the process with its
     folder. It dumps to the subfolder "dump"; with `read_code`, it dumps a TPU's machine code to `MACHINE_CODE`. When
     the context ends, the process is killed and the folder is removed."""
@@ -131,7 +131,7 @@ def child_environment(libtpu_flags: str) -> dict[str, str]:
 
 
 def wait_for_schedule(
-    process: subprocess.Popen, folder: Path, dumps: str | None
+    process: subprocess.Popen[Any], folder: Path, dumps: str | None
 ) -> Compiled | Refusal | Exception | None:
     """Return the contents of the dump as soon as it is complete, or the process's answer if the process ends first;
     None if it died without an answer. `dumps`: kind of the target that is compiled for."""
@@ -158,7 +158,7 @@ def _death(program: str, returncode: int, log: str) -> str:
 def main(folder: Path, parent: int) -> None:
     """Run the compiling process. The process ends with the compiler's answer, or when its parent is gone."""
 
-    def follow():
+    def follow() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,7 @@
 """Reports on inference: JSON objects and text."""
 
+from typing import Any
+
 from ringformer.estimate.closed_forms.inference import (
     cache_bytes,
     floor_seconds,
@@ -37,7 +39,7 @@ def _first_and_last(workload: InferenceWorkload, estimates: dict[str, Estimate])
     return [_step(workload, estimates.get(name)) for name in names]
 
 
-def inference_json(workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> dict:
+def inference_json(workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> dict[str, Any]:
     """Return the bytes per device and the modelled seconds, either of a whole context's prefill or of a decode step. A
     value is null if the compiler did not report it."""
     e = estimates[program]
@@ -91,7 +93,7 @@ def _step(workload: InferenceWorkload, estimate: Estimate | None) -> StepTime | 
     return step_time(estimate.schedule, workload.batch_size * tokens)
 
 
-def _prefill_json(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> dict:
+def _prefill_json(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> dict[str, Any]:
     time, (first, last) = prefill_time(workload, estimates), _first_and_last(workload, estimates)
     return {
         "prefill_chunk": workload.chunk,
@@ -111,7 +113,7 @@ def _mfu(workload: InferenceWorkload, time: StepTime) -> float:
     return sum(prefill_flops(workload)) / time.step / peak
 
 
-def _decode_json(workload: InferenceWorkload, time: StepTime | None) -> dict:
+def _decode_json(workload: InferenceWorkload, time: StepTime | None) -> dict[str, Any]:
     return {
         "decode_seconds_model": time and time.step,
         "tokens_per_second_model": time and time.tokens_per_second,

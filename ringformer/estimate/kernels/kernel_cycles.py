@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ringformer.estimate.compiled.dump import Compiled, CompilerFailure, Refusal
 from ringformer.estimate.compiled.program_text import Instruction, Program
@@ -120,7 +121,7 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
 
 
 def _read_as_written(
-    process: subprocess.Popen, folder: Path, keys: dict[str, str], products: set[str]
+    process: subprocess.Popen[Any], folder: Path, keys: dict[str, str], products: set[str]
 ) -> dict[str, float]:
     """Read cycles by key while the compiler writes them, until all are there or no more appear."""
     cycles: dict[str, float] = {}

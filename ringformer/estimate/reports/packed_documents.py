@@ -8,7 +8,7 @@ to have the mean work.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -127,7 +127,7 @@ def _compiled(schedule: Schedule, one: Float64[np.ndarray, " hops"]) -> _Step:
     return _Step(sum(of_purpose.values()) - attention + exposed, attention, links)
 
 
-def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None:
+def documents_json(workload: Workload, estimate: Estimate | None) -> dict[str, Any] | None:
     """Return a step's seconds and attention's work by the documents of a config's stores, as a JSON object.
 
     None if there are no stores yet, if tokens do not attend to their document alone, if they see a window, or if the
@@ -170,7 +170,7 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict | None
     }
 
 
-def documents_text(documents: dict) -> str:
+def documents_text(documents: dict[str, Any]) -> str:
     """Return the line on `documents_json`."""
     balance = documents["slowest_over_mean"]
     excess = documents["computed_over_visible"]

@@ -40,7 +40,7 @@ def origin(model: str, target: Target) -> dict[str, Any]:
     return {"model": model, "target": target.name, "versions": versions}
 
 
-def estimate_json(workload: Workload, estimate: Estimate | None) -> dict:
+def estimate_json(workload: Workload, estimate: Estimate | None) -> dict[str, Any]:
     """Return a workload's shape and settings, bytes and seconds of one device and one step, and the cost of its tokens.
 
     Without an estimate (None), the bytes come from closed forms, and the seconds include only computation. A value is
@@ -93,7 +93,7 @@ def _counted(workload: Workload) -> Estimate:
     )
 
 
-def common_json(estimate: Estimate) -> dict:
+def common_json(estimate: Estimate) -> dict[str, Any]:
     """Return numbers of any program, of training or inference."""
     s = estimate.schedule
     return {
@@ -106,12 +106,12 @@ def common_json(estimate: Estimate) -> dict:
     }
 
 
-def fields(source: Any, *names: str) -> dict:
+def fields(source: Any, *names: str) -> dict[str, Any]:
     """Return attributes by name; null without a source."""
     return {name: source and getattr(source, name) for name in names}
 
 
-def _transfer_json(t: Transfer) -> dict:
+def _transfer_json(t: Transfer) -> dict[str, Any]:
     return {
         **fields(t, "kind", "dtype", "bytes", "asynchronous", "in_ring_loop", "hidden"),
         "shape": list(t.shape),
@@ -121,7 +121,7 @@ def _transfer_json(t: Transfer) -> dict:
     }
 
 
-def estimate_text(title: str, workload: Workload, estimate: Estimate, documents: dict | None = None) -> str:
+def estimate_text(title: str, workload: Workload, estimate: Estimate, documents: dict[str, Any] | None = None) -> str:
     """Return the report on a compiled workload: the verdict first, then the seconds by its store's documents
     (`documents_json`), if it has a store."""
     e = estimate
@@ -153,7 +153,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate, documents:
     return "\n".join(lines + scheduled_text(e, s, held, [*seconds, ring, *hops]))
 
 
-def _by_documents(documents: dict | None) -> list[str]:
+def _by_documents(documents: dict[str, Any] | None) -> list[str]:
     return [f"  {documents_text(documents)}"] if documents else []
 
 
@@ -212,7 +212,7 @@ def _largest_buffers(alive: PeakBuffers | None) -> list[str]:
     return lines
 
 
-def closed_form_text(title: str, workload: Workload, documents: dict | None) -> str:
+def closed_form_text(title: str, workload: Workload, documents: dict[str, Any] | None) -> str:
     """Return the report on a run that was not compiled: the results of closed forms, and what they cannot show;
     `documents` as in `estimate_text`."""
     e = _counted(workload)

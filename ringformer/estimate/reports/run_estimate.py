@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.compiler.program_estimate import Estimate, fitting
@@ -98,7 +99,7 @@ class RunCompiler:
         return RunEstimate(tuple(compile_apart(workload, program, generate_code=True) for program in PROGRAMS))
 
 
-def programs_json(run: RunEstimate) -> dict:
+def programs_json(run: RunEstimate) -> dict[str, Any]:
     """Return whether the whole run fits, and the bytes per device of each of its programs."""
     return {
         "fits": not run.reasons_against,

@@ -1,5 +1,7 @@
 """Reports on the seconds of a step: the sum, its bounds and sources, MFU, and seconds by purpose."""
 
+from typing import Any
+
 from ringformer.estimate.closed_forms.training import StepTime, computation_time, step_time
 from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.seconds.overlap import Schedule
@@ -53,7 +55,7 @@ def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
     return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
 
 
-def time_json(time: StepTime | None) -> dict:
+def time_json(time: StepTime | None) -> dict[str, Any]:
     """Return the seconds of a step, its speed and its source as a JSON object."""
     return {
         "step_seconds_model": time and time.step,
@@ -83,7 +85,7 @@ COSTS = ("hours_model", "days_model", "device_hours_model")
 """Keys of `cost_json`."""
 
 
-def cost_json(workload: Workload, time: StepTime | None) -> dict:
+def cost_json(workload: Workload, time: StepTime | None) -> dict[str, Any]:
     """Modelled hours, days and device-hours of the workload's tokens; empty without tokens or time."""
     if time is None or not workload.tokens:
         return {}

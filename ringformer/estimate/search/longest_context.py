@@ -3,6 +3,7 @@ for. Every attempt compiles a context whose length is a power of two."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings, possible_settings
 from ringformer.estimate.closed_forms.training import computation_time, peak_bytes
@@ -17,7 +18,7 @@ MAX_STEP_SECONDS = 3600.0
 
 def attempt(
     workload: Workload, log: Callable[[str], None], *, whole_run: bool = False, generate_code: bool = False
-) -> dict:
+) -> dict[str, Any]:
     """Compile a preset's workload with the first likely memory settings that the compiler accepts, preferring those
     whose schedule hides the ring's loops.
 
@@ -39,7 +40,7 @@ def attempt(
     return brief_json(workload, estimate) | programs_json(run) | {"fits": not run.reasons_against}
 
 
-def brief_json(workload: Workload, estimate: Estimate) -> dict:
+def brief_json(workload: Workload, estimate: Estimate) -> dict[str, Any]:
     """Return the JSON of a preset's estimate without its lists of collectives and buffers, plus the command that
     reproduces the estimate."""
     answer = estimate_json(workload, estimate)
@@ -48,7 +49,7 @@ def brief_json(workload: Workload, estimate: Estimate) -> dict:
     return answer | {"command": estimate_command(workload)}
 
 
-def next_length(attempts: list[dict], first: int) -> int | None:
+def next_length(attempts: list[dict[str, Any]], first: int) -> int | None:
     """Return the next length in a search over powers of two that begins at `first`; None: the maximum is known."""
     fitting = [a["seq_len"] for a in attempts if a["fits"]]
     failing = [a["seq_len"] for a in attempts if not a["fits"]]
@@ -74,14 +75,14 @@ def longest_start(workload: Workload) -> int:
     return length
 
 
-def longest_within(attempts: list[dict], max_step_seconds: float = MAX_STEP_SECONDS) -> dict | None:
+def longest_within(attempts: list[dict[str, Any]], max_step_seconds: float = MAX_STEP_SECONDS) -> dict[str, Any] | None:
     """Return the attempt at the longest context that fits and whose modelled step takes at most `max_step_seconds`;
     None if no attempt qualifies."""
     quick = [a for a in attempts if a["fits"] and a["step_seconds_model"] <= max_step_seconds]
     return max(quick, key=lambda a: a["seq_len"], default=None)
 
 
-def counted_within(attempts: list[dict], workload: Callable[[int], Workload]) -> int | None:
+def counted_within(attempts: list[dict[str, Any]], workload: Callable[[int], Workload]) -> int | None:
     """Return the longest context whose step takes at most `MAX_STEP_SECONDS` by the closed form, shorter than all
     attempts that fit; None if a compiled step takes no longer than that. `workload` returns that of a length."""
     fitting = [a["seq_len"] for a in attempts if a["fits"]]

@@ -205,7 +205,7 @@ def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
 
 
 @lru_cache
-def _devices(generation: str, topology: str) -> tuple:
+def _devices(generation: str, topology: str) -> tuple[Any, ...]:
     chip = CHIPS[generation]
     if chip.multiprocessors:
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # JAX would check the versions of drivers that are absent

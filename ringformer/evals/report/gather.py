@@ -132,7 +132,7 @@ def _form(settings: Mapping[str, Any]) -> str:
 
 
 def _scores(
-    folder: str, settings: Mapping[str, Any], rows: Sequence[Row], interval: Callable = score_interval
+    folder: str, settings: Mapping[str, Any], rows: Sequence[Row], interval: Callable[..., Any] = score_interval
 ) -> Iterator[Line]:
     """Yield the mean scores by task and context."""
     by_task = grouped(rows, "task") if "task" in rows[0] else {folder: rows}

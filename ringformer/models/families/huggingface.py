@@ -22,7 +22,7 @@ class HuggingFace(NamedTuple):
     architecture: str
     """Class of transformers."""
     model_type: str
-    required: Mapping[str, tuple]
+    required: Mapping[str, tuple[Any, ...]]
     """Values of keys that the family implements, the default first; any other value means a different model."""
     read: Callable[[dict[str, Any]], dict[str, Any]]
     """Returns the fields of the configuration that only this family has, and those of its rope and window."""

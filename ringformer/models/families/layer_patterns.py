@@ -20,7 +20,7 @@ class PatternConfig(DecoderConfig):
 
     INHERITED: ClassVar[tuple[str, ...]] = (*DecoderConfig.INHERITED, "layer_types")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         unknown = sorted(set(self.layer_types) - set(LETTERS))
         if unknown or not self.layer_types:

@@ -22,7 +22,7 @@ class Ministral3Config(DecoderConfig):
 
     INHERITED: ClassVar[tuple[str, ...]] = (*DecoderConfig.INHERITED, "query_growth")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.query_growth and not self.rope_scaling.original_max_position:
             raise ValueError(

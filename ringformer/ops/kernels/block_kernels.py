@@ -1,7 +1,7 @@
 """Table of the implementations that compute a block of the ring: XLA's own code, or a kernel."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,15 @@ Kernel = Literal["xla", "pallas", "cudnn"]
 class BlockKernel(NamedTuple):
     """An implementation of the block contract (`ops/blockwise_attention.py`)."""
 
-    forward: Callable
-    backward: Callable
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
     log_unit: float
     """Unit of logits in the running maximum m."""
     lanes: int
     """Tokens that a chunk's length must be a multiple of; such chunks must not overlap. 1: any chunks."""
     whole_parts: bool = False
     """True if the kernel uses no chunks: a pair then consists of two whole parts of a shard (`layouts.PARTS`)."""
-    prepare: Callable = lambda cotangents: cotangents
+    prepare: Callable[..., Any] = lambda cotangents: cotangents
     """Function that computes, once for all blocks, the cotangents that the backward receives."""
     unroll: int | None = None
     """Hops in one turn of the ring's loop. With two, arrays that a kernel updates in place alternate between two

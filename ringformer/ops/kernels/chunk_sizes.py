@@ -3,6 +3,7 @@
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ringformer.hardware import CHIPS
 
@@ -59,7 +60,7 @@ def tuned_share(generation: str, head_dim: int) -> float | None:
 
 
 @lru_cache
-def _rows(path: Path) -> list[dict]:
+def _rows(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["sizes"]
 
 

@@ -15,6 +15,7 @@ are at least 1.
 
 import json
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +132,7 @@ def _mask(causal: bool, lengths: Lengths | None) -> str:
     return "CAUSAL" if causal else "NO_MASK"
 
 
-def _config(q, k, scale, mask, products) -> dict:
+def _config(q, k, scale, mask, products) -> dict[str, Any]:
     (B, T, H, _), S = q.shape, k.shape[1]
     layout = {
         "dim_level_types": [],

@@ -39,7 +39,10 @@ class PairTable(NamedTuple):
 
 
 def pair_tables(
-    work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, None), uncut: Bool[Array, " P"] | None = None
+    work_list: WorkList,
+    by: Literal["q", "k"],
+    live: tuple[Any, ...] = (None, None),
+    uncut: Bool[Array, " P"] | None = None,
 ) -> list[PairTable]:
     """Make the tables of a block's work, one per call of a kernel; none if the mask leaves nothing.
 
@@ -88,7 +91,7 @@ def _used_keys(work_list: WorkList, k: Any) -> Any:
     return jnp.where(k[:, None] == np.arange(len(used)), used, 0).sum(axis=1)  # a gather takes longer on a TPU
 
 
-def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
+def _walked(array: Any, dead: Any, columns: list[Any]) -> tuple[tuple[Any, ...], Any]:
     """Add the columns about visits to the columns of a table; also return the table's length. Live pairs must come
     before dead ones."""
     q = columns[0]

@@ -6,6 +6,7 @@ chunk from its input and sums the weights' gradients in float32 for any compute 
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,13 @@ from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.tokenwise.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
-ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approximate=True)}
+ACTIVATIONS: dict[str, Callable[..., Any]] = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approximate=True)}
 
 
 def gated(
     weights: tuple[Float[Array, "D F"], Float[Array, "D F"], Float[Array, "F D"]],
     x: Float[Array, "B T D"],
-    activation: Callable = jax.nn.silu,
+    activation: Callable[..., Any] = jax.nn.silu,
 ) -> Float[Array, "B T D"]:
     """Compute `(activation(x w_gate) * (x w_up)) w_down` for (w_gate, w_up, w_down): SwiGLU, or GeGLU (Shazeer, GLU
     variants)."""
@@ -30,7 +31,7 @@ def gated(
 
 
 def blockwise_feedforward(
-    function: Callable, weights: PyTree[Float[Array, "..."]], x: Float[Array, "B T ..."], chunk: int
+    function: Callable[..., Any], weights: PyTree[Float[Array, "..."]], x: Float[Array, "B T ..."], chunk: int
 ) -> Float[Array, "B T ..."]:
     """Compute `function(weights, x)`, which must act on each token separately, `chunk` tokens of x at a time.
 

@@ -74,7 +74,7 @@ class RopeScaling:
     mscale_all_dim: float | None = None
     """yarn: see `attention_factor`."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.kind not in OPTIONS:
             raise ValueError(f"unknown rope_scaling.kind {self.kind!r}; known: {', '.join(OPTIONS)}")
         given = [f.name for f in fields(self) if f.name != "kind" and getattr(self, f.name) is not None]

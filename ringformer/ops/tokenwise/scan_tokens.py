@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from ringformer.ops.argument_checks import AnyArray
 
 
 def scan_tokens(
-    body: Callable, carry: PyTree, tokens: PyTree[Shaped[AnyArray, "B T ..."]], chunk: int
+    body: Callable[..., Any], carry: PyTree, tokens: PyTree[Shaped[AnyArray, "B T ..."]], chunk: int
 ) -> tuple[PyTree, PyTree[Shaped[AnyArray, "B T ..."]]]:
     """Scan `body(carry, tokens) -> (carry, y)` over `chunk` tokens at a time; the last chunk may be shorter.
 

@@ -5,6 +5,7 @@ array as words without a copy, but would copy part of one.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,10 +63,10 @@ def product(x: Float[Array, "B R"], matrix: Shaped[Array, "R _"]) -> Float32[Arr
     return jnp.einsum("br,rn->bn", x, matrix, preferred_element_type=jnp.float32)
 
 
-def matrices_as_words(weights: dict) -> dict:
+def matrices_as_words(weights: dict[str, Any]) -> dict[str, Any]:
     """View the matrices of a decode step as words, except the embedding, whose rows are looked up."""
 
-    def view(path: tuple, x: jax.Array) -> jax.Array:
+    def view(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
         return x if x.ndim < 2 or path[0].key == "embed" else as_words(x)
 
     return jax.tree_util.tree_map_with_path(view, weights)
