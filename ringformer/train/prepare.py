@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import latest_step, restore_params
 from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_mixture, open_or_build
@@ -15,9 +16,10 @@ from ringformer.data.loader import Parts
 from ringformer.data.packing.options import PackingOptions
 from ringformer.data.stores.beginning import texts_begin
 from ringformer.files.run_layout import CHECKPOINTS
-from ringformer.hardware import chip_of
+from ringformer.hardware import Chip, chip_of
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.gathered_keys import check_gathered_keys
+from ringformer.models.interface import ModelConfig
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import check_mesh, family_with
@@ -93,51 +95,18 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         check_folders(run_dir, config)  # checked first: the rest may take hours
     if allow:
         check_keys(config, allow)
-    of_rank = config.model.ulysses
-    mesh = make_mesh(config.mesh_dim, ulysses=of_rank)
-    check_mesh(config.model, mesh)
-    check_batch(config.model.layout, of_rank, mesh, config.seq_len, config.batch_size, config.accumulate)
-    ranks = mesh.shape["sp"] // of_rank
-    device = mesh.devices.flat[0]
-    rank_tokens = config.seq_len // ranks
-    chip = chip_of(device.device_kind)
-    if isinstance(config.model, DecoderConfig) and config.model.ring == "gathered":
-        check_gathered_keys(config.model, mesh, config.seq_len, config.batch_size // config.accumulate, chip)
-    data = config.data
-    if data.buckets and ranks > 1 and not isinstance(config.model, DecoderConfig):
-        raise ValueError(
-            f"data.buckets={data.buckets} cuts the ring of sp={mesh.shape['sp']} into smaller ones, which "
-            f"{type(config.model).__name__} does not know: set data.buckets=0, or sp=1"
-        )
-    packing = PackingOptions(**{field.name: getattr(data, field.name) for field in fields(PackingOptions)})
-    model, kernel = with_kernel(
-        config.model, device.platform, chip, rank_tokens, packing.has_segments, ranks, mesh.shape["tp"]
-    )
-    if device.platform == "gpu":
-        check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
-    tokenizer = load_tokenizer(data.tokenizer)
+    place = find_place(config)
+    packing = PackingOptions(**{field.name: getattr(config.data, field.name) for field in fields(PackingOptions)})
+    model, kernel = _with_kernel(config, place, packing)
     begins = anew or latest_step(run_dir) is None
-    if begins and config.init_from and "data.tokenizer" not in allow:
-        check_tokenizer(config, tokenizer)
-    vocab_size = getattr(model, "vocab_size", None)
-    if vocab_size is not None:
-        check_vocabulary(tokenizer, vocab_size)
-    identity = run_identity(config, tokenizer.name)
-    checked = Checked() if anew else check_run(run_dir, identity, config.steps, allow)  # before a store is built
-    train_store: TokenStore | Parts
-    eval_store: TokenStore | Parts | None
-    if data.mixture:
-        train_store, eval_store = open_mixture(data.mixture, tokenizer.name, held_out=data.held_out > 0)
-    else:
-        train_store, eval_store = open_or_build(data.store, data, tokenizer)
-    if "data.store" not in identity:
-        identity |= stores_identity(data.store, data.mixture, data.held_out > 0)
-        if checked.step is not None:  # a store rebuilt from the same documents is the same
-            checked = check_run(run_dir, identity, config.steps, allow)
-    model, kernel = check_kernel(model, kernel, config.model, mesh, rank_tokens, packed=packing.has_segments)
+    tokenizer = _tokenizer(config, allow, begins)
+    opened = open_stores(config, tokenizer, None if anew else run_dir, allow)
+    model, kernel = check_kernel(
+        model, kernel, config.model, place.mesh, place.rank_tokens, packed=packing.has_segments
+    )
     program = make_program(
         model,
-        mesh,
+        place.mesh,
         config.optimizer,
         steps=config.steps,
         seq_len=config.seq_len,
@@ -149,11 +118,13 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         batch_size=config.batch_size,
         seq_len=config.seq_len,
         layout=model.layout,
-        ring_size=ranks,
+        ring_size=place.ranks,
         features=family_with(type(model)).features,
     )
-    train_data = load(train_store, seed=config.seed, packing=packing)
-    eval_data = load(eval_store, seed=0, packing=replace(packing, buckets=0, position_range=0)) if eval_store else None
+    train_data = load(opened.train, seed=config.seed, packing=packing)
+    eval_data = None
+    if opened.held_out:
+        eval_data = load(opened.held_out, seed=0, packing=replace(packing, buckets=0, position_range=0))
     run = Run(
         config,
         run_dir,
@@ -162,19 +133,119 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         tokenizer,
         train_data,
         eval_data,
-        identity,
-        checked,
+        opened.identity,
+        opened.checked,
         texts_begin(train_data.stores, tokenizer),
         frozenset(allow),
     )
+    _check_data(run)
+    return run
+
+
+class Place(NamedTuple):
+    """Devices of a run, and the part of a sequence that each of them has."""
+
+    mesh: Mesh
+    ranks: int
+    """Ranks of the ring, each of `ulysses` devices."""
+    rank_tokens: int
+    """Tokens of a sequence on a rank."""
+    chip: Chip | None
+    """None for a device that is not in `CHIPS`."""
+
+    @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+
+def find_place(config: Config) -> Place:
+    """Return the devices of a run. Raises ValueError if the model or the batch cannot be computed on them."""
+    of_rank = config.model.ulysses
+    mesh = make_mesh(config.mesh_dim, ulysses=of_rank)
+    check_mesh(config.model, mesh)
+    check_batch(config.model.layout, of_rank, mesh, config.seq_len, config.batch_size, config.accumulate)
+    ranks = mesh.shape["sp"] // of_rank
+    chip = chip_of(mesh.devices.flat[0].device_kind)
+    if isinstance(config.model, DecoderConfig):
+        if config.model.ring == "gathered":
+            check_gathered_keys(config.model, mesh, config.seq_len, config.batch_size // config.accumulate, chip)
+    elif config.data.buckets and ranks > 1:
+        raise ValueError(
+            f"data.buckets={config.data.buckets} cuts the ring of sp={mesh.shape['sp']} into smaller ones, which "
+            f"{type(config.model).__name__} does not know: set data.buckets=0, or sp=1"
+        )
+    return Place(mesh, ranks, config.seq_len // ranks, chip)
+
+
+def _with_kernel(config: Config, place: Place, packing: PackingOptions) -> tuple[ModelConfig, str]:
+    """Return the model with the attention kernel for these devices, and the reason for choosing it."""
+    mesh = place.mesh
+    model, kernel = with_kernel(
+        config.model,
+        place.platform,
+        place.chip,
+        place.rank_tokens,
+        packing.has_segments,
+        place.ranks,
+        mesh.shape["tp"],
+    )
+    if place.platform == "gpu":
+        check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
+    return model, kernel
+
+
+def _tokenizer(config: Config, allow: Collection[str], begins: bool) -> Tokenizer:
+    """Load the tokenizer. Raises ValueError if it is not that of init_from, or has more tokens than the model."""
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    if begins and config.init_from and "data.tokenizer" not in allow:
+        check_tokenizer(config, tokenizer)
+    vocab_size = getattr(config.model, "vocab_size", None)
+    if vocab_size is not None:
+        check_vocabulary(tokenizer, vocab_size)
+    return tokenizer
+
+
+class Opened(NamedTuple):
+    """Stores of a run, and the comparison of its folder with the configuration."""
+
+    train: TokenStore | Parts
+    held_out: TokenStore | Parts | None
+    identity: Identity
+    checked: Checked
+
+
+def open_stores(config: Config, tokenizer: Tokenizer, run_dir: Path | None, allow: Collection[str]) -> Opened:
+    """Open the stores of a run, or build them. What the run's folder contradicts is refused before anything is built.
+
+    Args:
+      run_dir: folder of a run that may be resumed; None: the run begins anew.
+    """
+    data = config.data
+    identity = run_identity(config, tokenizer.name)
+    checked = Checked() if run_dir is None else check_run(run_dir, identity, config.steps, allow)
+    train: TokenStore | Parts
+    held_out: TokenStore | Parts | None
+    if data.mixture:
+        train, held_out = open_mixture(data.mixture, tokenizer.name, held_out=data.held_out > 0)
+    else:
+        train, held_out = open_or_build(data.store, data, tokenizer)
+    if "data.store" not in identity:
+        identity |= stores_identity(data.store, data.mixture, data.held_out > 0)
+        if run_dir is not None and checked.step is not None:  # a store rebuilt from the same documents is the same
+            checked = check_run(run_dir, identity, config.steps, allow)
+    return Opened(train, held_out, identity, checked)
+
+
+def _check_data(run: Run) -> None:
+    """Raise ValueError for data that the model or the other processes do not have, and for too few batches."""
     if jax.process_count() > 1:
-        check_same_on_all(identity)
+        check_same_on_all(run.identity)
+    vocab_size = getattr(run.config.model, "vocab_size", None)
     if vocab_size is not None:
         for store in run.stores:
             store.check_ids(vocab_size)
-    if eval_data is not None:
-        count_batches(config.eval_batches, eval_data)
-    return run
+    if run.eval_data is not None:
+        count_batches(run.config.eval_batches, run.eval_data)
 
 
 def folder_of(run_dir: str) -> Path:
