@@ -50,25 +50,33 @@ class WeightShare:
 
     def matrix(self, cut: int) -> tuple[int, int]:
         """Return the shape of the matrix if its cut dimension has size `cut`."""
-        return (self.shape[0], cut) if self.dim else (cut, self.shape[-1])
+        if self.dim == 1:
+            return self.shape[0], cut
+        return cut, self.shape[-1]
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
         """Return the global array, the concatenation of all shares: each tp rank's part has its own padding."""
-        stacked = () if self.layers is None else (self.layers,)
-        shape = self.matrix(self.width * math.prod(mesh.shape[axis] for axis in ALL)) if self.axes else self.shape
-        if not self.axes and len(self.shape) > 1:
+        shape = self.shape
+        if self.axes:
+            shape = self.matrix(self.width * math.prod(mesh.shape[axis] for axis in ALL))
+        elif len(self.shape) > 1:
             shape = (self.shape[0] * mesh.shape["tp"], *self.shape[1:])
-        return jax.ShapeDtypeStruct((*stacked, *shape), self.dtype, sharding=NamedSharding(mesh, self.spec))
+        if self.layers is not None:
+            shape = (self.layers, *shape)
+        return jax.ShapeDtypeStruct(shape, self.dtype, sharding=NamedSharding(mesh, self.spec))
 
     @property
     def spec(self) -> P:
         """Mesh axes of each dimension of the global array."""
-        dims: list[Any] = [None] * (2 if self.axes else len(self.shape))
+        dims: list[Any] = [None] * len(self.shape)
         if self.axes:
+            dims = [None, None]
             dims[self.dim] = ALL
         elif len(self.shape) > 1:
             dims[0] = "tp"
-        return P(*[None] * (self.layers is not None), *dims)
+        if self.layers is not None:
+            dims = [None, *dims]
+        return P(*dims)
 
     def cut(self, whole: jax.Array) -> jax.Array:
         """Cut this device's share from its tp part of one layer's parameter (inside `shard_map`)."""
@@ -98,14 +106,20 @@ def weight_shares(config: DecoderConfig, mesh: Mesh | AbstractMesh) -> dict[str,
     tp = mesh.shape["tp"]
     rest = math.prod(mesh.shape[axis] for axis in REST)
 
+    def size_on_rank(letter: str) -> int:
+        size = config.sizes[letter]
+        return max(1, size // tp) if letter in TENSOR_PARALLEL else size
+
     def share(letters: str, x: jax.ShapeDtypeStruct) -> WeightShare:
         layers = x.shape[0] if len(x.shape) > len(letters) else None
-        part = tuple(max(1, config.sizes[i] // tp) if i in TENSOR_PARALLEL else config.sizes[i] for i in letters)
+        part = tuple(size_on_rank(letter) for letter in letters)
         if not {"D", "V"} & set(letters) or len(letters) == 1:  # biases, and scales of norms
             return WeightShare(part, 0, layers, (), 1, jnp.float32)
-        axes, shards = (ALL, tp * rest) if "V" in letters else (REST, rest)
         dim = 1 if letters[0] == "D" else 0
-        return WeightShare(part, dim, layers, axes, shards, jnp.dtype(config.compute_dtype))
+        dtype = jnp.dtype(config.compute_dtype)
+        if "V" in letters:
+            return WeightShare(part, dim, layers, ALL, tp * rest, dtype)
+        return WeightShare(part, dim, layers, REST, rest, dtype)
 
     _, shapes, letters = abstract_model(config)
     return jax.tree.map(share, letters, shapes)

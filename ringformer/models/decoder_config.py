@@ -198,10 +198,14 @@ class DecoderConfig:
     @property
     def num_params(self) -> int:
         """Number of parameters, including the input embedding."""
-        (D, H, K, d, F), parts = (self.sizes[letter] for letter in "DHKdF"), self.PARTS
-        layer = D * d * (2 * H + 2 * K) + 3 * D * F + (4 if parts.norms == "both" else 2) * D
-        layer += (H + 2 * K) * d * parts.bias + {"": 0, "head": 2 * d, "width": (H + K) * d}[parts.qk_norm]
-        return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
+        D, H, K, d, F = (self.sizes[letter] for letter in "DHKdF")
+        parts = self.PARTS
+        norms = 4 if parts.norms == "both" else 2
+        of_qk_norm = {"": 0, "head": 2 * d, "width": (H + K) * d}[parts.qk_norm]
+        layer = D * d * (2 * H + 2 * K) + 3 * D * F + norms * D
+        layer += (H + 2 * K) * d * parts.bias + of_qk_norm
+        matrices_of_tokens = 1 if self.tie_embeddings else 2
+        return self.num_layers * layer + D + self.vocab_size * D * matrices_of_tokens
 
     def held_key_heads(self, tp: int) -> int:
         """Key heads that a device of `tp` computes at once, with the copies that an exchange of heads makes."""
@@ -212,7 +216,9 @@ class DecoderConfig:
         """Return the bytes that a layer keeps for its backward on a device with `tokens` tokens of a microbatch: those
         of its input and, with remat=attention, those of the attention's output with m and l of the softmax."""
         itemsize = 2 if self.compute_dtype == "bfloat16" else 4
-        attention = self.num_heads * (self.head_dim * itemsize + 8) if self.remat == "attention" else 0
+        attention = 0
+        if self.remat == "attention":
+            attention = self.num_heads * (self.head_dim * itemsize + 8)
         return tokens * self.hidden_size * itemsize, tokens * attention
 
     @property
@@ -225,8 +231,11 @@ class DecoderConfig:
 
     def offloaded_bytes(self, tokens: int) -> int:
         """Bytes that a device with `tokens` tokens of a microbatch offloads to host memory."""
-        (of_input, of_attention), (groups, single) = self.kept_bytes(tokens), self.remat_groups
-        return groups * of_input + single * (of_input + of_attention) if self.offload else 0
+        if not self.offload:
+            return 0
+        of_input, of_attention = self.kept_bytes(tokens)
+        groups, single = self.remat_groups
+        return groups * of_input + single * (of_input + of_attention)
 
     def check_mesh(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise ValueError if the model cannot be computed on the mesh: tp must divide heads and features."""

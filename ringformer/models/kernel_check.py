@@ -173,7 +173,9 @@ def _arrays(trial: Trial) -> dict[str, np.ndarray]:
     shapes = dict.fromkeys(("q", "do"), (1, T, trial.heads, trial.head_dim))
     shapes |= dict.fromkeys(("k", "v"), (1, T, trial.key_heads, trial.head_dim))
     arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    ends = np.sort(rng.choice(np.arange(T // 2, 3 * T // 2), 5, replace=False)) if T >= 8 else np.array([T + 1])
+    ends = np.array([T + 1])
+    if T >= 8:
+        ends = np.sort(rng.choice(np.arange(T // 2, 3 * T // 2), 5, replace=False))
     ids = np.searchsorted(ends, np.arange(2 * T), side="right").astype(np.int32)[None]
     return {**arrays, "before": ids[:, :T], "own": ids[:, T:]}
 
@@ -183,13 +185,16 @@ def _blocks(trial: Trial, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray
     documents."""
     outputs: dict[str, np.ndarray] = {}
     for source, earlier in (("own", None), ("earlier", True), ("later", False)):
-        for packed in (False, True) if trial.packed and source != "later" else (False,):
-            ids = (arrays["own"], arrays["own" if earlier is None else "before"]) if packed else (None, None)
-            inputs = {name: jnp.asarray(arrays[name], trial.dtype) for name in INPUTS}
-            block = jax.jit(partial(_block, trial, earlier))(*inputs.values(), *ids)
-            name = f"{source} {'documents' if packed else 'block'}"
-            arrays_of = {key: np.asarray(block[key], np.float32) for key in OUTPUTS if key in block}
-            outputs |= {f"{key} of the {name}": x for key, x in arrays_of.items()}
+        kinds: dict[str, tuple[np.ndarray | None, np.ndarray | None]] = {"block": (None, None)}
+        if trial.packed and source != "later":
+            of_keys = "own" if source == "own" else "before"
+            kinds["documents"] = arrays["own"], arrays[of_keys]
+        for kind, ids in kinds.items():
+            inputs = [jnp.asarray(arrays[name], trial.dtype) for name in INPUTS]
+            block = jax.jit(partial(_block, trial, earlier))(*inputs, *ids)
+            for key in OUTPUTS:
+                if key in block:
+                    outputs[f"{key} of the {source} {kind}"] = np.asarray(block[key], np.float32)
     if trial.window:
         results = jax.jit(partial(_window, trial))(*(jnp.asarray(arrays[name], trial.dtype) for name in INPUTS))
         outputs |= {f"{key} in a window": np.asarray(x, np.float32) for key, x in results.items()}
@@ -202,7 +207,9 @@ def _window(trial: Trial, q, k, v, do) -> dict[str, jax.Array]:
     mask = Mask(window=min(trial.window, trial.tokens * 3 // 8))
     attention = Attention(Ring(None, trial.layout), blocks, mask)
     o, vjp = jax.vjp(lambda *qkv: attention_on_ring(attention, *qkv, None, None, None, None)[0], q, k, v)
-    return dict(zip(OUTPUTS, (o, *vjp(do)), strict=True)) if trial.backward else {"o": o}
+    if not trial.backward:
+        return {"o": o}
+    return dict(zip(OUTPUTS, (o, *vjp(do)), strict=True))
 
 
 def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dict[str, jax.Array]:

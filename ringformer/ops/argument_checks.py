@@ -169,15 +169,18 @@ def as_segment_ids(
     if any(too_wide) and all(isinstance(x, np.ndarray) for x in pair):
         # Use Python integers where int64 is too narrow: numpy would convert a mix of int64 and uint64 to float64 and
         # round.
-        wide = object if any(x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max for x in pair) else np.int64
+        beyond_int64 = any(x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max for x in pair)
+        wide = object if beyond_int64 else np.int64
         together = np.concatenate([x.ravel().astype(wide) for x in pair])
         ranks = np.unique(together, return_inverse=True)[1].astype(np.int32)
         q_ranks, k_ranks = np.split(ranks, [pair[0].size])
         return q_ranks.reshape(pair[0].shape), k_ranks.reshape(pair[1].shape)
-    q_ids, k_ids = (
-        x.astype(np.int32) if isinstance(x, np.ndarray) and not wide else x
-        for x, wide in zip(pair, too_wide, strict=True)
-    )
+    narrow = []
+    for ids, is_wide in zip(pair, too_wide, strict=True):
+        if isinstance(ids, np.ndarray) and not is_wide:
+            ids = ids.astype(np.int32)
+        narrow.append(ids)
+    q_ids, k_ids = narrow
     dtype = np.result_type(q_ids.dtype, k_ids.dtype, np.int32)
     if dtype.kind != "i" or jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(

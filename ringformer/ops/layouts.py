@@ -158,8 +158,10 @@ def _move(x, layout, axis_name, ulysses, inverse):
     here = np.arange(r * ulysses)
 
     def permute(x, targets):
-        pairs = zip(here.tolist(), targets.tolist(), strict=True)
-        return lax.ppermute(x, axis_name, [(b, a) if inverse else (a, b) for a, b in pairs])
+        moves = list(zip(here.tolist(), targets.tolist(), strict=True))
+        if inverse:
+            moves = [(target, source) for source, target in moves]
+        return lax.ppermute(x, axis_name, moves)
 
     if layout == "striped":
         if T % r:
@@ -169,10 +171,17 @@ def _move(x, layout, axis_name, ulysses, inverse):
         homes = here.reshape(r, ulysses).T.ravel()
         if inverse and ulysses > 1:
             x = permute(x, homes)
-        x = x.reshape(B, r, T // r, *rest) if inverse else x.reshape(B, T // r, r, *rest).swapaxes(1, 2)
+        if inverse:
+            x = x.reshape(B, r, T // r, *rest)
+        else:
+            x = x.reshape(B, T // r, r, *rest).swapaxes(1, 2)
         x = lax.all_to_all(x, axis_name, split_axis=1, concat_axis=1, axis_index_groups=groups, tiled=True)
-        x = (x.swapaxes(1, 2) if inverse else x).reshape(B, T, *rest)
-        return x if inverse or ulysses == 1 else permute(x, homes)
+        if inverse:
+            x = x.swapaxes(1, 2)
+        x = x.reshape(B, T, *rest)
+        if inverse or ulysses == 1:
+            return x
+        return permute(x, homes)
     if layout == "zigzag":
         if ulysses % 2 == 0:
             return permute(x, _zigzag_homes(r, ulysses))

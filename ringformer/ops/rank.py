@@ -84,7 +84,8 @@ class Rank:
                 dq, share = self.blocks.backward(dqs[i], *block)
                 sums = share if arrived is None else jax.tree.map(jnp.add, arrived, share)
             new_dqs.append(dq)
-            new_dkeys.append(self._passed_on(sums, stream) if travels_after and not _is_own(step) else sums)
+            travels = travels_after and not _is_own(step)
+            new_dkeys.append(self._passed_on(sums, stream) if travels else sums)
         return new_dqs, new_dkeys
 
     @property
@@ -98,7 +99,9 @@ class Rank:
 
     def _passed_on(self, dkeys: KeyGradients | None, stream: Stream) -> KeyGradients | None:
         """Send gradients of keys to the next rank, and receive those of the previous one; gathered keys do not hop."""
-        return dkeys if self.ring.gathers else self.ring.shift(dkeys, stream.direction)
+        if self.ring.gathers:
+            return dkeys
+        return self.ring.shift(dkeys, stream.direction)
 
     @property
     def no_gradients(self) -> list[None]:
@@ -112,7 +115,9 @@ class Rank:
         And nobody waits for the next segment ids before this block has hidden their hop.
         """
         has_kernel = self._adds_in_kernel if self.backward else self.blocks.code.unroll
-        return lax.optimization_barrier((computed, arriving)) if has_kernel else (computed, arriving)
+        if has_kernel:
+            return lax.optimization_barrier((computed, arriving))
+        return computed, arriving
 
     @property
     def tokens(self) -> int:

@@ -40,7 +40,9 @@ class Ring:
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return 1 if self.axis_name is None else layouts.ring_size_of(self.axis_name, self.exchange.ulysses, self.rings)
+        if self.axis_name is None:
+            return 1
+        return layouts.ring_size_of(self.axis_name, self.exchange.ulysses, self.rings)
 
     @property
     def parts(self) -> int:
@@ -59,8 +61,10 @@ class Ring:
 
     def shift(self, tree, direction: Literal[1, -1] = 1):
         """Send every leaf to the next rank in a direction, and receive the leaves of the previous one."""
+        if tree is None:
+            return None
         moves = [(rank, (rank + direction) % self.size) for rank in range(self.size)]
-        return None if tree is None else lax.ppermute(tree, self.axis_name, self.devices(moves))
+        return lax.ppermute(tree, self.axis_name, self.devices(moves))
 
     def is_earlier(self, rank: jax.Array, step: int | jax.Array, direction: Literal[1, -1] = 1) -> jax.Array:
         """Return True if the keys that arrive at a step, after so many hops, come from an earlier rank."""
@@ -81,14 +85,20 @@ class Ring:
         """Return the (source, target) devices, in all rings, of moves between ranks; each device of a rank sends to its
         like."""
         u = self.exchange.ulysses
-        ranks = [first * self.size for first in range(self.rings)]
-        return [((f + a) * u + i, (f + b) * u + i) for f in ranks for a, b in moves for i in range(u)]
+        moved = []
+        for ring in range(self.rings):
+            first = ring * self.size
+            for source, target in moves:
+                for i in range(u):
+                    moved.append(((first + source) * u + i, (first + target) * u + i))
+        return moved
 
     @jax.named_scope(GATHERED)
     def gathered(self, keys: Keys) -> Keys:
         """Gather the keys of all ranks, in the order of the ranks."""
         gather = partial(lax.all_gather, axis_name=self.axis_name, axis_index_groups=self._peers, tiled=True)
-        ids, bias = (None if x is None else gather(x, axis=1) for x in (keys.segment_ids, keys.bias))
+        ids = None if keys.segment_ids is None else gather(keys.segment_ids, axis=1)
+        bias = None if keys.bias is None else gather(keys.bias, axis=1)
         return Keys(gather(keys.kv, axis=3), ids, bias)
 
     @jax.named_scope(GATHERED)
@@ -102,9 +112,11 @@ class Ring:
     def _peers(self) -> list[list[int]] | None:
         """Devices that hold the same place in every rank of a ring; None: all."""
         u = self.exchange.ulysses
-        ring = self.size * self.exchange.ulysses
+        ring = self.size * u
         if u == self.rings == 1:
             return None
-        return [
-            list(range(first + i, first + ring, u)) for first in range(0, self.rings * ring, ring) for i in range(u)
-        ]
+        peers = []
+        for first in range(0, self.rings * ring, ring):
+            for i in range(u):
+                peers.append(list(range(first + i, first + ring, u)))
+        return peers

@@ -124,10 +124,11 @@ def sharded_ring_attention(
     arrays: tuple[Any, ...] = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks)
     specs = (heads, heads, heads, rows, rows, rows, PartitionSpec(head_axis))
     if AxisType.Explicit in mesh.axis_types:
-        arrays = tuple(
-            None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
-            for x, s in zip(arrays, specs, strict=True)
-        )
+        given = arrays
+        arrays = ()
+        for x, spec in zip(given, specs, strict=True):
+            resharded = None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, spec))
+            arrays = (*arrays, resharded)
     scale = None if scale is None else float(scale)
     options: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "causal": causal, "scale": scale}
     options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
@@ -143,7 +144,9 @@ def sharded_ring_attention(
 
 def _check_rows(mesh: Mesh, batch_axes: str | tuple[str, ...] | None, axis_name: str, B: int) -> None:
     """Raise ValueError unless `batch_axes` are axes of the mesh that divide B rows."""
-    named = (batch_axes,) if isinstance(batch_axes, str) else batch_axes or ()
+    named = batch_axes or ()
+    if isinstance(named, str):
+        named = (named,)
     for name in named:
         if name not in mesh.shape:
             raise ValueError(f"the mesh has no axis {name!r} of batch_axes; its axes: {', '.join(mesh.axis_names)}")
@@ -163,7 +166,9 @@ def _on_mesh(mesh, specs, static_options, return_lse: bool, *arrays):
     def per_device(*arrays):
         *of_tokens, sinks = arrays
         q, k, v, bias, q_ids, k_ids = jax.tree.map(lambda x: layouts.enter(x, *moved), of_tokens)
-        ids = None if q_ids is None else q_ids if options["segments"] == "ascending" else (q_ids, k_ids)
+        ids = (q_ids, k_ids)
+        if q_ids is None or options["segments"] == "ascending":
+            ids = q_ids
         out = ring_attention(q, k, v, bias=bias, segment_ids=ids, sinks=sinks, return_lse=return_lse, **options)
         if not isinstance(out, tuple):
             return layouts.leave(out, *moved)
@@ -171,5 +176,7 @@ def _on_mesh(mesh, specs, static_options, return_lse: bool, *arrays):
         return layouts.leave(o, *moved), layouts.leave(lse.swapaxes(1, 2), *moved).swapaxes(1, 2)
 
     heads = specs[0]
-    out_specs = (heads, PartitionSpec(heads[0], heads[2], heads[1])) if return_lse else heads
+    out_specs = heads
+    if return_lse:
+        out_specs = (heads, PartitionSpec(heads[0], heads[2], heads[1]))
     return jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=out_specs)(*arrays)

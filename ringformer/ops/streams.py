@@ -45,14 +45,18 @@ class Stream(NamedTuple):
     ) -> Cotangents:
         """Select the rows of the queries that read these heads, of K; `numbers` as in `Cotangents`."""
         rows = rearrange(numbers, "three b (k g) t -> three b k g t", k=K)[:, :, self.heads]
-        dlse = None if dlse is None else rearrange(dlse, "b (k g) t -> b k g t", k=K)[:, self.heads]
+        if dlse is not None:
+            dlse = rearrange(dlse, "b (k g) t -> b k g t", k=K)[:, self.heads]
         return Cotangents(self._grouped(do, K), rows, self._grouped(o, K), dlse)
 
     def keys(self, k: Float[Array, "B S K d"], v: Float[Array, "B S K d"], bias, segment_ids, parts: int) -> Keys:
         """Select the keys of this stream from a shard of so many parts."""
         kv = rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d")[:, :, self.heads]
-        ids, bias = (None if x is None else self._tokens(x, parts, 1) for x in (segment_ids, bias))
-        return Keys(self._tokens(kv, parts, 3), ids, bias)
+        if segment_ids is not None:
+            segment_ids = self._tokens(segment_ids, parts, 1)
+        if bias is not None:
+            bias = self._tokens(bias, parts, 1)
+        return Keys(self._tokens(kv, parts, 3), segment_ids, bias)
 
     def sinks(self, sinks: Float32[Array, " H"] | None, K: int) -> Float32[Array, "k G"] | None:
         """Select the sinks of the heads that read these heads, of K. Of two streams of the same rows, the first has
@@ -106,7 +110,9 @@ def joined_query_gradients(streams: Streams, shares: list[Float32[Array, "B k G 
     """Return dq of all rows."""
     if len(streams) == 1:
         return shares[0]
-    return jnp.concatenate(shares, axis=1) if _by_heads(streams) else shares[0] + shares[1]
+    if _by_heads(streams):
+        return jnp.concatenate(shares, axis=1)
+    return shares[0] + shares[1]
 
 
 def joined_key_gradients(streams: Streams, shares: list[KeyGradients], parts: int) -> KeyGradients:

@@ -59,7 +59,9 @@ def window_backward(
         arriving = line.next_keys(arrived, t)
         behind = line.moved(dkeys, 1)
         dq, share = attention.blocks.backward(dq, queries, arrived, rows, line.work_list(t))
-        return dq, share if behind is None else line.with_last(behind, share), arriving
+        if behind is not None:
+            share = line.with_last(behind, share)
+        return dq, share, arriving
 
     dq, dkeys, _ = line.each_hop(step, (dq, None, line.next_keys(keys, 0)))
     returned = line.moved(dkeys, -line.hops)
@@ -68,8 +70,11 @@ def window_backward(
         dq, of_first = attention.blocks.backward(dq, queries, line.first_keys(keys), rows, line.first_work_list())
         of_first = line.first_gradients(of_first)
     dq, own = attention.blocks.backward(dq, queries, keys, rows, line.work_list(0))
-    own = own if returned is None else line.with_last(own, returned)
-    return dq, own if of_first is None else line.with_first(own, of_first)
+    if returned is not None:
+        own = line.with_last(own, returned)
+    if of_first is not None:
+        own = line.with_first(own, of_first)
+    return dq, own
 
 
 class Line:
@@ -199,7 +204,9 @@ class Line:
         first = self.attention.mask.attend_first
         lanes = self.attention.blocks.code.lanes
         chunk = min(self.attention.chunk(self.S, self.attention.blocks.k_chunk), -(-first // lanes) * lanes)
-        stored = -(-first // chunk) * chunk if lanes > 1 else first
+        stored = first
+        if lanes > 1:
+            stored = -(-first // chunk) * chunk
         return cut_axis(stored, 1, chunk, stored - first)
 
 
@@ -214,4 +221,6 @@ def _last(x: jax.Array, count: int, axis: int) -> jax.Array:
 
 def _padded(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
     """Pad an axis with zeros."""
-    return jnp.pad(x, [(before, after) if i == axis else (0, 0) for i in range(x.ndim)])
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = before, after
+    return jnp.pad(x, padding)
