@@ -78,10 +78,42 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 def _generate(args: argparse.Namespace) -> int:
     from ringformer.parallel.mesh import simulate_cpu_devices
 
+    _check(args)
+    simulate_cpu_devices(args.cpu_devices)
+    member = member_of(args, MEET_SECONDS)
+    prompt = None
+    if args.prompts is None:
+        prompt = _prompt(args)
+        if prompt is None and args.save_session:
+            raise ValueError("--save_session saves the cache of one prompt: give --prompt or --prompt_file")
+    from ringformer.checkpoints.rope_change import rope_change
+    from ringformer.inference.text.run_text import RunText
+    from ringformer.inference.text.text_stream import check_stops
+    from ringformer.runs.config_file import register_models
+
+    register_models(args.config)
+    sampling = from_flags(args, Sampling)
+    text = RunText(
+        args.run_dir,
+        tokenizer=args.tokenizer,
+        template=args.template,
+        template_option=args.template_option,
+        allow=[args.allow],
+        rope=rope_change(args),
+    )
+    check_stops(args.stop, text.tokenizer)
+    if args.prompts is not None:
+        return _answer_rows(args, text, sampling)
+    return _answer(args, text, sampling, prompt, member)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise ValueError for options that contradict one another."""
     if args.system is not None and not args.chat:
         raise ValueError("--system is the system message of a --chat")
     check_template_option(args)
-    if (dp := args.mesh_dim.split(",")[0].strip()) != "1" and dp.lstrip("-").isdigit():
+    dp = args.mesh_dim.split(",")[0].strip()
+    if dp != "1" and dp.lstrip("-").isdigit():
         raise ValueError(
             f"--mesh_dim={args.mesh_dim}: dp={dp} distributes rows, but a prompt is a single row: set dp=1 and give "
             "the devices to fsdp, tp or sp"
@@ -97,48 +129,35 @@ def _generate(args: argparse.Namespace) -> int:
         raise ValueError(f"--save_session={args.save_session} exists: choose another folder, or delete it")
     if args.batch_size is not None and args.batch_size < 1:
         raise ValueError(f"--batch_size={args.batch_size} must be at least 1")
-    simulate_cpu_devices(args.cpu_devices)
-    member = member_of(args, MEET_SECONDS)
-    prompt = None if of_file else _prompt(args)
-    if prompt is None and args.save_session:
-        raise ValueError("--save_session saves the cache of one prompt: give --prompt or --prompt_file")
-    from ringformer.checkpoints.rope_change import rope_change
+
+
+def _answer(
+    args: argparse.Namespace, text: "RunText", sampling: Sampling, prompt: str | None, member: "Membership | None"
+) -> int:
+    """Answer a prompt, or those that the user types; return the exit code."""
     from ringformer.inference.rows import check_room
     from ringformer.inference.text.chat import Chat
-    from ringformer.inference.text.run_text import RunText
     from ringformer.inference.text.saved_text import SavedText, save_text
     from ringformer.inference.text.terminal import converse, print_answer
     from ringformer.inference.text.text_generator import TextGenerator
-    from ringformer.inference.text.text_stream import check_stops
-    from ringformer.runs.config_file import register_models
 
-    register_models(args.config)
-    sampling = from_flags(args, Sampling)
-    text = RunText(
-        args.run_dir,
-        tokenizer=args.tokenizer,
-        template=args.template,
-        template_option=args.template_option,
-        allow=[args.allow],
-        rope=rope_change(args),
-    )
-    check_stops(args.stop, text.tokenizer)
     encode = partial(_encode, args, text)
-    saved = SavedText.read(Path(args.session), encode) if args.session else None
-    begin = saved.text if saved else ""
-    if saved:
+    saved = None
+    begin = ""
+    if args.session:
+        saved = SavedText.read(Path(args.session), encode)
+        begin = saved.text
         _take_settings(args, saved)
     limit = _limit(args, text.context)
     tokens = 1
-    if of_file:
-        return _answer_rows(args, text, sampling, limit)
     if prompt is not None:
         tokens = len(encode(begin + prompt))
     goes_on = prompt is None or saved is not None or args.save_session is not None
     if goes_on and limit is None:
         raise ValueError("the model does not name its context: set --max_length")
     needed = tokens + args.max_new_tokens
-    limit = needed if limit is None else limit
+    if limit is None:
+        limit = needed
     check_room(tokens, args.max_new_tokens, limit)
     if member is not None:
         _join(member, args, begin + (prompt or ""))
@@ -169,12 +188,13 @@ def _generate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling, limit: int | None) -> int:
+def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling) -> int:
     """Answer the rows of a file; return the exit code, 1 if some could not be answered."""
     from ringformer.inference.generator import LONGEST
     from ringformer.inference.text.prompt_rows import PromptRows
     from ringformer.inference.text.text_generator import TextGenerator
 
+    limit = _limit(args, text.context)
     rows = PromptRows(
         Path(args.prompts),
         Path(args.out),
@@ -196,8 +216,10 @@ def _encode(args: argparse.Namespace, text: "RunText", prompt: str) -> list[int]
 
     if not args.chat:
         return text.encode(prompt)
-    system = [] if args.system is None else [Message("system", args.system)]
-    return text.encode_chat([*system, Message("user", prompt)]).ids
+    messages = [Message("user", prompt)]
+    if args.system is not None:
+        messages.insert(0, Message("system", args.system))
+    return text.encode_chat(messages).ids
 
 
 def _take_settings(args: argparse.Namespace, saved: "SavedText") -> None:
@@ -249,8 +271,9 @@ def _prompt(args: argparse.Namespace) -> str | None:
         return None
     name = args.prompt_file or "stdin"
     try:
-        content = Path(name).read_bytes() if args.prompt_file else sys.stdin.buffer.read()
-        return content.decode()
+        if args.prompt_file:
+            return Path(name).read_bytes().decode()
+        return sys.stdin.buffer.read().decode()
     except OSError as error:
         raise ValueError(f"--prompt_file={name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -268,4 +291,6 @@ def _limit(args: argparse.Namespace, context: int | None) -> int | None:
             f"--max_length={args.max_length} exceeds the context of {longest:,} tokens that {args.run_dir} was "
             "trained at; --allow_longer permits it"
         )
-    return longest if args.max_length is None else args.max_length
+    if args.max_length is None:
+        return longest
+    return args.max_length

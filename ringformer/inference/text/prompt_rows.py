@@ -32,13 +32,13 @@ class PromptRows:
             raise FileNotFoundError(f"there is no file of prompts {path}")
         lines = [(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()]
         rows = [_read(line) for _, line in lines]
-        answered = out.read_bytes().splitlines(keepends=True) if out.exists() else []
-        if answered and not answered[-1].endswith(b"\n"):  # the process was killed while it wrote this row
-            out.write_bytes(b"".join(answered := answered[:-1]))
+        answered = _answered(out)
         for number, line in enumerate(answered, 1):
-            if number > len(rows) or _asked(_read(line)[0]) != _asked(rows[number - 1][0]):
-                of = f"{path}:{lines[number - 1][0]}" if number <= len(rows) else f"a row of {path}"
-                raise ValueError(f"{out}:{number} does not answer {of}: choose another --out")
+            if number > len(rows):
+                raise ValueError(f"{out}:{number} does not answer a row of {path}: choose another --out")
+            if _asked(_read(line)[0]) != _asked(rows[number - 1][0]):
+                place = f"{path}:{lines[number - 1][0]}"
+                raise ValueError(f"{out}:{number} does not answer {place}: choose another --out")
         self._out = out
         self._path = path
         self.failed = 0
@@ -86,14 +86,27 @@ class PromptRows:
         start = 0
         ids = list[list[int]]()
         for number, prompt in enumerate(self._prompts):
-            new = prompt.ids if isinstance(prompt, Prompt) else None
-            if new and ids and 2 * shared_tokens([*ids[:1], new]) < min(map(len, [*ids, new])):
+            if not isinstance(prompt, Prompt):
+                continue
+            new = prompt.ids
+            if ids and 2 * shared_tokens([ids[0], new]) < min(map(len, [*ids, new])):
                 yield start, number
                 start = number
                 ids = []
-            ids += [new] if new else []
+            ids.append(new)
         if self._prompts:
             yield start, len(self._prompts)
+
+
+def _answered(out: Path) -> list[bytes]:
+    """Return the rows that are answered, after removing one that a killed process wrote in part."""
+    if not out.exists():
+        return []
+    rows = out.read_bytes().splitlines(keepends=True)
+    if rows and not rows[-1].endswith(b"\n"):
+        rows = rows[:-1]
+        out.write_bytes(b"".join(rows))
+    return rows
 
 
 def _read(line: bytes) -> tuple[Row, str]:
@@ -102,9 +115,12 @@ def _read(line: bytes) -> tuple[Row, str]:
         row = json.loads(line)
     except ValueError as error:
         return {"line": line.decode(errors="replace")}, f"not a line of JSON: {error}"
+    no_prompt = "not an object with a text 'prompt'"
     if not isinstance(row, dict):
-        return {"line": row}, "not an object with a text 'prompt'"
-    return row, "" if isinstance(row.get("prompt"), str) else "not an object with a text 'prompt'"
+        return {"line": row}, no_prompt
+    if not isinstance(row.get("prompt"), str):
+        return row, no_prompt
+    return row, ""
 
 
 def _asked(row: Row) -> Row:

@@ -95,13 +95,16 @@ class RunText:
                 )
         check_vocabulary(self.tokenizer, model.vocab_size)
         self.beginning = Beginning.of(self._run, saved, self.tokenizer)
-        recorded: TemplateName | None = "tokenizer" if self.tokenizer.config.get("chat_template") else None
+        recorded: TemplateName | None = None
         if self._data.get("format") in get_args(ChatFormat):
             recorded = self._data["template"]
+        elif self.tokenizer.config.get("chat_template"):
+            recorded = "tokenizer"
         self.template_name = template or recorded
         has_recorded = self.template_name == "tokenizer" == self._data.get("template")
-        recorded_option = self._data.get("template_option", "") if has_recorded else ""
-        self.template_option: str = recorded_option if template_option is None else template_option
+        if template_option is None and has_recorded:
+            template_option = self._data.get("template_option")
+        self.template_option = template_option or ""
         original = hugging_face_tokens(self._run, model)
         self.end_tokens = original.ends | {self.tokenizer.eos_id}
         """Tokens that end a text: the tokenizer's, and those of the model that came from Hugging Face."""
@@ -117,11 +120,13 @@ class RunText:
     def prompt(self, text: str | Sequence[Message], chat: bool = False, prefix: str = "") -> Prompt:
         """Encode a text to continue or, with `chat`, a question or a conversation to answer. `prefix` is the beginning
         of the continuation or of the answer."""
-        if chat:
-            return self.encode_chat([Message("user", text)] if isinstance(text, str) else text, prefix)
-        if not isinstance(text, str):
+        if isinstance(text, str):
+            if not chat:
+                return Prompt(self.encode(text + prefix), self.end_tokens)
+            text = [Message("user", text)]
+        if not chat:
             raise ValueError("a conversation is answered with a chat template: set chat")
-        return Prompt(self.encode(text + prefix), self.end_tokens)
+        return self.encode_chat(text, prefix)
 
     @property
     def begin(self) -> list[int]:
@@ -189,9 +194,8 @@ class RunText:
         last = max((i for i, segment in enumerate(segments) if ANSWER in segment.text), default=None)
         if last is None:
             raise ValueError("the chat template does not show an answer")
-        behind = segments[last + 1] if last + 1 < len(segments) else None
-        end = None if behind is None else behind.control
-        return Ending(segments[last].text.rpartition(ANSWER)[2], frozenset() if end is None else frozenset([end]))
+        ends = frozenset(segment.control for segment in segments[last + 1 : last + 2] if segment.control is not None)
+        return Ending(segments[last].text.rpartition(ANSWER)[2], ends)
 
     def _one_turn(self, answer: str) -> list[Segment]:
         """Render a question and an answer with the tokenizer's own template."""
@@ -226,7 +230,8 @@ class RunText:
     def settings(self, *, chat: bool) -> dict[str, Any]:
         """Return the settings, besides the tokenizer, that determine the tokens of a prompt and the end of its answer.
         Raises ValueError for a chat without a template."""
-        settings = {"chat": chat, "end_tokens": sorted(self.chat_end_tokens if chat else self.end_tokens)}
+        ends = self.chat_end_tokens if chat else self.end_tokens
+        settings = {"chat": chat, "end_tokens": sorted(ends)}
         if chat and self.template_name is not None:
             settings["template"] = template_id(self.template_name, self.tokenizer)
             if self.template_option:
@@ -252,8 +257,11 @@ def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segme
     given = prefix if answer.text.startswith(prefix) else prefix.lstrip()
     if not answer.text.startswith(given):
         raise ValueError(f"the chat template changes the beginning of an answer: {answer.text[:60]!r}, not {prefix!r}")
-    before = segments[start - 1] if start else None
-    text = given.lstrip(" ") if before is not None and before.control is None and before.text.endswith(" ") else given
+    text = given
+    if start:
+        before = segments[start - 1]
+        if before.control is None and before.text.endswith(" "):
+            text = given.lstrip(" ")
     parts = [answer._replace(text=text, trained=False), answer._replace(text=answer.text.removeprefix(given))]
     return [*segments[:start], *parts, *segments[start + 1 :]], start + 1
 
