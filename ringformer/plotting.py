@@ -58,7 +58,7 @@ def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-def label(axes, text: str, point: tuple[float, float], offset: tuple[float, float] = (0, 0), **style: Any) -> None:
+def label(axes: Any, text: str, point: tuple[float, float], offset: tuple[float, float] = (0, 0), **style: Any) -> None:
     """Write a text at a point of the data, moved by an offset in points; the point may lie outside the axes."""
     style = {"fontsize": 9, "va": "center", "annotation_clip": False} | style
     axes.annotate(text, point, offset, textcoords="offset points", **style)
@@ -70,7 +70,7 @@ def _tokens(count: int) -> str:
     return f"{count // 2**10}K" if count < 2**20 else f"{count // 2**20}M"
 
 
-def log_tokens(axes, low: float, high: float, ticks: Sequence[int] | None = None, pad: float = 1.7) -> None:
+def log_tokens(axes: Any, low: float, high: float, ticks: Sequence[int] | None = None, pad: float = 1.7) -> None:
     """Make a log axis of tokens from low to high, labelled 4K, 1M, ..."""
     axes.set_xscale("log", base=2)
     ticks = ticks or [2**i for i in range(math.ceil(math.log2(low)), int(math.log2(high)) + 1, 2)]

@@ -50,7 +50,7 @@ class PlainFiles(ocp.PyTreeCheckpointHandler):
         kinds = ocp.type_handlers.create_type_handler_registry(array, (kind, handler))
         super().__init__(use_ocdbt=False, use_zarr3=True, type_handler_registry=kinds)
 
-    def finalize(self, directory) -> None:
+    def finalize(self, directory: Any) -> None:
         """Write the manifest. This runs on process 0, after all processes have written and before the folder gets its
         name. (Orbax's own method would merge the databases of the processes, and warn that there are none.)"""
         write_manifest(Path(directory), jax.process_count(), but=WRITTEN_LAST)

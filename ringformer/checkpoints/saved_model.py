@@ -159,7 +159,7 @@ def weights_hash(run_dir: str | Path) -> str:
     return checkpoint_hash(latest_checkpoint(run_dir).parent)
 
 
-def restore_arguments(target, shardings):
+def restore_arguments(target: Any, shardings: Any) -> Any:
     """Return the arguments that restore a tree of abstract arrays with these `WeightSharding`s."""
     return jax.tree.map(lambda x, w: Restored(array=x, logical_shape=w.shape), target, shardings)
 

@@ -68,7 +68,7 @@ def _as_help(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def from_flags(args: argparse.Namespace, cls: type):
+def from_flags(args: argparse.Namespace, cls: type) -> Any:
     """Build the dataclass from parsed flags; fields without a flag keep their defaults."""
     return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,14 +18,20 @@ class Switch(argparse.Action):
     Help shows only the spelling that changes the default; both, if the default is None.
     """
 
-    def __init__(self, option_strings, dest, default: bool | None = False, **options: Any):
+    def __init__(self, option_strings: Sequence[str], dest: str, default: bool | None = False, **options: Any):
         yes = list(option_strings)
         no = [f"--no_{name.removeprefix('--')}" for name in yes]
         self.no = no
-        self.shown = (yes if not default else []) + (no if default is not False else [])
+        self.shown: list[str] = (yes if not default else []) + (no if default is not False else [])
         super().__init__([*yes, *no], dest, nargs=0, default=default, **options)
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         setattr(namespace, self.dest, option_string not in self.no)
 
     def format_usage(self) -> str:

@@ -27,7 +27,7 @@ Factors = dict[ParamPath, list[tuple[float, np.ndarray, np.ndarray]]]
 """Scale, A and B of the adapters of each parameter, stacked over its layers."""
 
 ADAPTERS = "adapter_model.safetensors"
-SUPPORTED = {
+SUPPORTED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "fan_in_fan_out": (False,),

@@ -19,7 +19,7 @@ SIZES = {
 }
 """Field of `DecoderConfig` for each key that a config.json must have."""
 
-OPTIONAL_FIELDS = {
+OPTIONAL_FIELDS: dict[str, tuple[str, Any]] = {
     "rms_norm_eps": ("norm_eps", 1e-6),
     "initializer_range": ("init_std", 0.02),
     "tie_word_embeddings": ("tie_embeddings", False),

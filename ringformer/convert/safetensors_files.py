@@ -13,9 +13,13 @@ from safetensors import SafetensorError, safe_open
 
 from ringformer.files.untrusted import contained, read_object
 
-DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 """Supported dtypes, by their code in a file."""
-CODES = {dtype.name: name for name, dtype in DTYPES.items()}
+CODES: dict[str, str] = {dtype.name: name for name, dtype in DTYPES.items()}
 INDEX = "model.safetensors.index.json"
 
 

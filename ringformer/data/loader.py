@@ -73,7 +73,7 @@ class Loader:
         parts: Parts = [(store, 1)] if isinstance(store, TokenStore) else store
         self.batch_size = batch_size
         self.seq_len = seq_len
-        self.stores = [part for part, _ in parts]
+        self.stores: list[TokenStore] = [part for part, _ in parts]
         shares = [share for _, share in parts]
         self.sequences: Mixture | LengthBuckets
         if packing.buckets:

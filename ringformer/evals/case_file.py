@@ -74,6 +74,7 @@ class CaseFile:
         self.path = path
         self.evaluation = evaluation
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows: dict[str, Row]
         old, self.rows = read_cases(path, evaluation, check) if path.exists() else (None, {})
         old = old or {}
         new = json.loads(json.dumps(settings))

@@ -47,7 +47,7 @@ class HarnessModel(TemplateLM):
         self._generator = text.generator
         self._batch_size = batch_size
         self._tokenizer = text.tokenizer
-        self.max_length = text.generator.max_length - 1
+        self.max_length: int = text.generator.max_length - 1
         names = sorted(self._tokenizer.controls, key=len, reverse=True)
         self._split = (
             re.compile("(" + "|".join(map(re.escape, names)) + ")").split if names else lambda string: [string]

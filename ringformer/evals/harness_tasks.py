@@ -19,7 +19,7 @@ from lm_eval.tasks._index import Kind
 
 from ringformer.data.tokenizers.base import Tokenizer
 
-RULER = {
+RULER: dict[str, str | None] = {
     "niah_single_1": None,
     "niah_single_2": "--essays",
     "niah_single_3": "--essays",

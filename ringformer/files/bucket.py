@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "16s"}
+RETRIES: dict[str, Any] = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "16s"}
 PROBE = "probe-of-ringformer"
 SECONDS = 600.0
 """Time limit for the transfer of one file."""
@@ -41,7 +41,7 @@ class ObjectStore:
     def __init__(self, url: str):
         import tensorstore as ts  # imported here, because checking a config needs no store
 
-        self.url = url.rstrip("/")
+        self.url: str = url.rstrip("/")
         context = ts.Context({"gcs_request_retries": RETRIES})
         self._files = self._wait("opened", ts.KvStore.open(_spec(url), context=context))
 

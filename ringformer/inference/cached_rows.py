@@ -56,7 +56,7 @@ class CachedRows:
         self._begin_tokens: int = begin.lengths[0] if begin else 0
         self.lengths: list[int] = (self._begin_tokens + self._slots.lengths).tolist()
         """Number of tokens of each row, appended or generated, so far."""
-        self.timings = Timings()
+        self.timings: Timings = Timings()
 
     def _prefill(
         self, rows: Sequence[Sequence[int]], firsts: np.ndarray, targets: Sequence[Sequence[int]] | None

@@ -15,7 +15,7 @@ from ringformer.checkpoints.rope_change import RopeChange
 from ringformer.checkpoints.saved_model import context_of, model_of, restore_params, weights_hash
 from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.inference.inference_config import checked_config, rank_devices_of
-from ringformer.inference.program_sizes import round_up
+from ringformer.inference.program_sizes import ProgramSizes, round_up
 from ringformer.inference.programs import Programs
 from ringformer.inference.rows import check_room, check_tokens, padded
 from ringformer.inference.sampling import Sampling
@@ -70,9 +70,13 @@ class Generator:
         if cache_dtype not in get_args(CacheDtype):
             raise ValueError(f"cache_dtype={cache_dtype!r}: choose one of {', '.join(get_args(CacheDtype))}")
         local_tokens = (prefill_chunk or max_length) // mesh.shape["sp"]
+        self.config: DecoderConfig
+        self.kernel: str
         self.config, self.kernel = checked_config(config, mesh, local_tokens)
-        self.mesh, self.max_length, self._programs = mesh, max_length, Programs(self.config, mesh, cache_dtype)
-        self.sizes = self._programs.sizes(max_length, prefill_chunk)
+        self.mesh = mesh
+        self.max_length = max_length
+        self._programs = Programs(self.config, mesh, cache_dtype)
+        self.sizes: ProgramSizes = self._programs.sizes(max_length, prefill_chunk)
         self._settings = None if checkpoint is None else settings_of(self._programs, self.sizes, checkpoint)
         self._weights = reshard(self.config, params, mesh)
 
@@ -216,7 +220,7 @@ class Generator:
         return [loss[: len(row) - 1] for row, loss in zip(rows, losses, strict=False)]
 
 
-def load_model(run_dir: str | Path, **changes) -> Any:
+def load_model(run_dir: str | Path, **changes: Any) -> Any:
     """Load the model of a run's latest checkpoint, or a converted model, in float32 on the default device.
 
     Args:

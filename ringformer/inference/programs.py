@@ -8,7 +8,7 @@ in the model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp).
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial, reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -187,10 +187,10 @@ class Programs:
         arrays = [self._array((rows, tokens), TOKENS)] * 3
         return self._lower(losses, TOKENS, self.weights, *arrays, out_shardings=NamedSharding(self.mesh, P()))
 
-    prefill = _compiled(lower_prefill)
-    decode = _compiled(lower_decode)
-    losses = _compiled(lower_losses)
-    truncate = _compiled(lower_truncate)
+    prefill: ClassVar[Callable[..., Any]] = _compiled(lower_prefill)
+    decode: ClassVar[Callable[..., Any]] = _compiled(lower_decode)
+    losses: ClassVar[Callable[..., Any]] = _compiled(lower_losses)
+    truncate: ClassVar[Callable[..., Any]] = _compiled(lower_truncate)
 
     def _lower(self, function, results, *arguments, **options) -> jax.stages.Lowered:
         """Lower a function of one device's arrays. `arguments` are abstract global arrays; `results` are specs."""

@@ -94,7 +94,7 @@ class Session(CachedRows):
             )
             for start in starts
         ]
-        self.lengths = [length + len(tokens) for length, tokens in zip(self.lengths, rows, strict=True)]
+        self.lengths: list[int] = [length + len(tokens) for length, tokens in zip(self.lengths, rows, strict=True)]
         self._followed[:] = True
         return [chunk for chunk in scores if chunk is not None]
 

@@ -125,7 +125,7 @@ def weight_shares(config: DecoderConfig, mesh: Mesh | AbstractMesh) -> dict[str,
     return jax.tree.map(share, letters, shapes)
 
 
-def make_reshard(shard: WeightSharding, share: WeightShare, mesh: Mesh):
+def make_reshard(shard: WeightSharding, share: WeightShare, mesh: Mesh) -> jax.stages.Wrapped:
     """Return the jitted `reshard(parameter) -> shares`, which gathers one layer of the trainer's shards at a time."""
 
     def one(x: jax.Array) -> jax.Array:

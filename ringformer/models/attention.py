@@ -37,19 +37,19 @@ class Attention(nnx.Module):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        self.wq = normal(config, rngs, "DHd")
-        self.wk = normal(config, rngs, "DKd")
-        self.wv = normal(config, rngs, "DKd")
-        self.wo = normal(config, rngs, "HdD")
+        self.wq: nnx.Param[Any] = normal(config, rngs, "DHd")
+        self.wk: nnx.Param[Any] = normal(config, rngs, "DKd")
+        self.wv: nnx.Param[Any] = normal(config, rngs, "DKd")
+        self.wo: nnx.Param[Any] = normal(config, rngs, "HdD")
         if config.PARTS.bias:
-            self.bq = self._constant("Hd", 0)
-            self.bk = self._constant("Kd", 0)
-            self.bv = self._constant("Kd", 0)
+            self.bq: nnx.Param[Any] = self._constant("Hd", 0)
+            self.bk: nnx.Param[Any] = self._constant("Kd", 0)
+            self.bv: nnx.Param[Any] = self._constant("Kd", 0)
         if config.PARTS.qk_norm:
             of_one_head = config.PARTS.qk_norm == "head"
             neutral = 1 - config.PARTS.norm_offset
-            self.q_norm = self._constant("d" if of_one_head else "Hd", neutral)
-            self.k_norm = self._constant("d" if of_one_head else "Kd", neutral)
+            self.q_norm: nnx.Param[Any] = self._constant("d" if of_one_head else "Hd", neutral)
+            self.k_norm: nnx.Param[Any] = self._constant("d" if of_one_head else "Kd", neutral)
 
     def _constant(self, letters: str, value: float) -> nnx.Param[Any]:
         shape = [self.config.sizes[letter] for letter in letters]
@@ -150,7 +150,7 @@ class Attention(nnx.Module):
         return q, k, v
 
 
-def width_norm(x: Float[Array, "B T h d"], scale: Float[Array, "h d"], eps: float, tp: str | None):
+def width_norm(x: Float[Array, "B T h d"], scale: Float[Array, "h d"], eps: float, tp: str | None) -> jax.Array:
     """Divide x by the root of its mean square over all heads, those of other tp ranks included, and multiply by the
     scale, in float32; return x's dtype."""
     wide = x.astype(jnp.float32)

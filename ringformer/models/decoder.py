@@ -46,15 +46,15 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.embed = normal(config, rngs, "VD")
+        self.embed: nnx.Param[Any] = normal(config, rngs, "VD")
         # Plain vmap over plain arrays: nnx's transforms cost milliseconds of dispatch per call.
         definition = nnx.graphdef(nnx.eval_shape(lambda: Layer(config, nnx.Rngs(0))))
         keys = jax.random.split(rngs.params(), config.num_layers)
         stacked = jax.vmap(lambda key: nnx.as_pure(nnx.state(Layer(config, nnx.Rngs(key)))))(keys)
-        self.layers = nnx.merge(definition, stacked)
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.PARTS.norm_offset)
+        self.layers: Any = nnx.merge(definition, stacked)
+        self.norm: RMSNorm = RMSNorm(config.hidden_size, config.norm_eps, config.PARTS.norm_offset)
         if not config.tie_embeddings:
-            self.head = normal(config, rngs, "DV")
+            self.head: nnx.Param[Any] = normal(config, rngs, "DV")
 
     def __call__(
         self,
@@ -87,7 +87,9 @@ class Decoder(nnx.Module):
         x = self._of_batch(batch, axes, gather)
         return token_cross_entropy(x, self._head(x.dtype, gather), batch.targets, self.config.loss_chunk)
 
-    def scores(self, x, targets: Int[AnyArray, "B T"], gather: Callable[..., Any] | None = None) -> tuple[Any, Any]:
+    def scores(
+        self, x: jax.Array, targets: Int[AnyArray, "B T"], gather: Callable[..., Any] | None = None
+    ) -> tuple[Any, Any]:
         """Compute `token_scores` of tokens with the output x [B, T, D] of `hidden`, for inference."""
         return token_scores(x, self._head(x.dtype, gather), targets, self.config.loss_chunk)
 
@@ -111,15 +113,15 @@ class Decoder(nnx.Module):
 
     def attended(
         self,
-        tokens,
-        positions=None,
-        segment_ids=None,
-        segments="any",
+        tokens: Any,
+        positions: Any = None,
+        segment_ids: Any = None,
+        segments: Segments = "any",
         *,
-        axes=Axes(),
-        gather=None,
-        attend=None,
-        given=None,
+        axes: Axes = Axes(),
+        gather: Callable[..., Any] | None = None,
+        attend: Callable[..., Any] | None = None,
+        given: Any = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Compute `hidden`, and return it with what each layer kept, stacked [L, ...]. `attend(kind, given, q, k, v) ->
         (o, kept)` replaces the config's attention: q and k are rotated, and `given` is the part of a layer of this kind

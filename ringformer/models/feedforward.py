@@ -1,6 +1,8 @@
 """Gated feed-forward of a layer: its parameters, its form for many tokens (training and prefill) and its form for one
 token (decoding)."""
 
+from typing import Any
+
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -18,9 +20,9 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        self.w_gate = normal(config, rngs, "DF")
-        self.w_up = normal(config, rngs, "DF")
-        self.w_down = normal(config, rngs, "FD")
+        self.w_gate: nnx.Param[Any] = normal(config, rngs, "DF")
+        self.w_up: nnx.Param[Any] = normal(config, rngs, "DF")
+        self.w_down: nnx.Param[Any] = normal(config, rngs, "FD")
 
     def __call__(self, x: Float[Array, "B t D"], norm: RMSNorm | None, axes: Axes) -> Float[Array, "B t D"]:
         """Compute many tokens. The norm and the feed-forward run chunk by chunk (the paper's blockwise feed-forward).

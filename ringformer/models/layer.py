@@ -26,12 +26,12 @@ class Layer(nnx.Module):
         norm = partial(RMSNorm, config.hidden_size, config.norm_eps, config.PARTS.norm_offset)
         before = config.PARTS.norms in ("before", "both")
         after = config.PARTS.norms in ("after", "both")
-        self.attention_norm = norm() if before else None
-        self.attention = Attention(config, rngs)
-        self.attention_output_norm = norm() if after else None
-        self.feedforward_norm = norm() if before else None
-        self.feedforward = FeedForward(config, rngs)
-        self.feedforward_output_norm = norm() if after else None
+        self.attention_norm: RMSNorm | None = norm() if before else None
+        self.attention: Attention = Attention(config, rngs)
+        self.attention_output_norm: RMSNorm | None = norm() if after else None
+        self.feedforward_norm: RMSNorm | None = norm() if before else None
+        self.feedforward: FeedForward = FeedForward(config, rngs)
+        self.feedforward_output_norm: RMSNorm | None = norm() if after else None
 
     def __call__(
         self, x: Float[Array, "B t D"], placement: Placement, axes: Axes, attend: Callable[..., Any]

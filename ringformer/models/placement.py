@@ -17,7 +17,7 @@ class Placement(NamedTuple):
     query_scale: Float32[Array, "#B T"] | None
     """Factor of the rotated queries of a token; None: 1."""
 
-    def __call__(self, q: Float[Array, "B T H d"], k: Float[Array, "B T K d"]):
+    def __call__(self, q: Float[Array, "B T H d"], k: Float[Array, "B T K d"]) -> tuple[Array, Array]:
         """Rotate queries and keys, and scale queries."""
         if self.rotation is None:
             return q, k

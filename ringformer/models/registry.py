@@ -51,7 +51,7 @@ FAMILIES = {
         ("gemma3", gemma3.Gemma3Config, gemma3),
     )
 }
-ASKED = {
+ASKED: dict[str, tuple[str, ...]] = {
     "config": (
         "ARCHITECTURE",
         "CONTEXT",

@@ -1,5 +1,7 @@
 """Root mean square normalisation (Zhang & Sennrich)."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
@@ -12,7 +14,7 @@ class RMSNorm(nnx.Module):
     def __init__(self, features: int, eps: float, offset: float = 0.0):
         self.eps = eps
         self.offset = offset
-        self.scale = nnx.Param(jnp.full(features, 1 - offset, jnp.float32), letters="D")
+        self.scale: nnx.Param[Any] = nnx.Param(jnp.full(features, 1 - offset, jnp.float32), letters="D")
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         return rms_norm(x, self.scale[...], self.eps, self.offset)

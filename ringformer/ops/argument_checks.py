@@ -1,7 +1,7 @@
 """Checks and lossless casts of attention's arguments."""
 
 import operator
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ Segments = Literal["any", "ascending"]
 along the sequence (in natural order), so that each segment is one interval of the sequence."""
 
 
-def check(q, k, v, layout, causal, segment_ids, segments, bias) -> None:
+def check(q: Any, k: Any, v: Any, layout: Any, causal: Any, segment_ids: Any, segments: Any, bias: Any) -> None:
     """Raise ValueError if shapes or dtypes do not fit together, naming both sides, or the layout is unknown."""
     check_dimensions(q, k)
     (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
@@ -44,13 +44,13 @@ def check(q, k, v, layout, causal, segment_ids, segments, bias) -> None:
         raise ValueError(f"bias must be [B, S] = [{B}, {S}]; got {bias.shape}")
 
 
-def check_dimensions(q, k) -> None:
+def check_dimensions(q: Any, k: Any) -> None:
     """Raise ValueError unless q and k have four dimensions."""
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
 
 
-def as_whole_number(name: str, value) -> int:
+def as_whole_number(name: str, value: Any) -> int:
     """Return a number as int. Raises ValueError for other values, True and False included."""
     try:
         if not isinstance(value, bool | np.bool_):
@@ -60,14 +60,14 @@ def as_whole_number(name: str, value) -> int:
     raise ValueError(f"{name}={value!r} must be a whole number")
 
 
-def as_flag(name: str, value) -> bool:
+def as_flag(name: str, value: Any) -> bool:
     """Return True or False as bool. Raises ValueError for other values."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={value!r} must be True or False")
     return bool(value)
 
 
-def as_chunk(name: str, value) -> int | None:
+def as_chunk(name: str, value: Any) -> int | None:
     """Return a number of tokens as int, or None. Raises ValueError unless it is a positive whole number."""
     if value is None:
         return None
@@ -77,7 +77,9 @@ def as_chunk(name: str, value) -> int | None:
     return chunk
 
 
-def as_options(causal, return_lse, ulysses, q_chunk, k_chunk) -> tuple[bool, bool, int, int | None, int | None]:
+def as_options(
+    causal: Any, return_lse: Any, ulysses: Any, q_chunk: Any, k_chunk: Any
+) -> tuple[bool, bool, int, int | None, int | None]:
     """Return these options as Python values. Raises ValueError that names the wrong one."""
     causal = as_flag("causal", causal)
     return_lse = as_flag("return_lse", return_lse)
@@ -87,7 +89,7 @@ def as_options(causal, return_lse, ulysses, q_chunk, k_chunk) -> tuple[bool, boo
     return causal, return_lse, ulysses, q_chunk, k_chunk
 
 
-def as_softcap(logit_softcap) -> float | None:
+def as_softcap(logit_softcap: Any) -> float | None:
     """Return the bound of the logits as float. Raises ValueError unless it is positive and finite."""
     if logit_softcap is None:
         return None
@@ -100,7 +102,7 @@ def as_softcap(logit_softcap) -> float | None:
     return bound
 
 
-def as_numbers(window, attend_first, logit_softcap) -> tuple[int | None, int, float | None]:
+def as_numbers(window: Any, attend_first: Any, logit_softcap: Any) -> tuple[int | None, int, float | None]:
     """Return these options as Python numbers. Raises ValueError that names the wrong one."""
     window = None if window is None else as_whole_number("window", window)
     return window, as_whole_number("attend_first", attend_first), as_softcap(logit_softcap)

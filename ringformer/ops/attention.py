@@ -4,7 +4,7 @@ From these follow the chunks of a shard, the streams in which its keys travel, a
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Float32, Int
@@ -182,7 +182,7 @@ class Attention:
         filler = -(shard.keys // parts) % k_chunk
         return replace(self, blocks=replace(self.blocks, k_chunk=k_chunk), key_filler=filler), filled
 
-    def whole_queries(self, x, axis: int = 1, mode: Literal["constant", "edge"] = "constant"):
+    def whole_queries(self, x: Any, axis: int = 1, mode: Literal["constant", "edge"] = "constant") -> Any:
         """Pad an axis of queries as `in_whole_chunks` pads them; None stays None."""
         if x is None or self.blocks.code.lanes == 1:
             return x

@@ -8,14 +8,15 @@ which a `custom_vjp` does not support.
 A guard recognizes the mode by its tangent: forward mode evaluates the tangent, reverse mode transposes it.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jaxtyping import PyTree
 
 
-def reverse_mode_only(tree: PyTree, name: str) -> PyTree:
+def reverse_mode_only(tree: Any, name: str) -> Any:
     """Return `tree` unchanged, for the inputs of an op with a `custom_vjp`.
 
     Forward mode through it raises NotImplementedError. The message has the op's `name` and the modes that work; JAX's
@@ -24,7 +25,7 @@ def reverse_mode_only(tree: PyTree, name: str) -> PyTree:
     return _guard(_no_evaluation, tree, name)
 
 
-def once_reversible(tree: PyTree, name: str) -> PyTree:
+def once_reversible(tree: Any, name: str) -> Any:
     """Return `tree` unchanged, for the results of a loop whose trip count depends on data.
 
     Reverse mode through it raises NotImplementedError, because JAX cannot reverse such a loop. Loops inside a
@@ -34,7 +35,7 @@ def once_reversible(tree: PyTree, name: str) -> PyTree:
     return _guard(_no_transpose, tree, name)
 
 
-def without_derivatives(tree: PyTree, name: str, instead: str) -> PyTree:
+def without_derivatives(tree: Any, name: str, instead: str) -> Any:
     """Return `tree` unchanged, for code inside a `custom_vjp` that has no derivative of its own, such as a kernel.
 
     Any derivative of it raises NotImplementedError. Only a second derivative of the op differentiates such code, so the
@@ -47,7 +48,7 @@ def without_derivatives(tree: PyTree, name: str, instead: str) -> PyTree:
     return _identity(tree, refuse)
 
 
-def unbatched(tree: PyTree, reason: str) -> PyTree:
+def unbatched(tree: Any, reason: str) -> Any:
     """Return `tree` unchanged, for arrays of an op that JAX cannot batch.
 
     `jax.vmap` over them, their tangents or their cotangents raises NotImplementedError with the `reason` as its

@@ -12,12 +12,12 @@ heads that its query heads read.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32, PyTree, Shaped
+from jaxtyping import Array, Float, Float32, Shaped
 
 from ringformer.ops.derivative_guards import unbatched
 from ringformer.ops.layouts import ring_size_of
@@ -47,7 +47,7 @@ class HeadExchange(NamedTuple):
             raise ValueError(f"ulysses={ulysses} does not divide the {H} query heads of a device")
         return cls(axis_name, ulysses, key_copies(ulysses, K))
 
-    def unbatched(self, tree: PyTree) -> PyTree:
+    def unbatched(self, tree: Any) -> Any:
         """Return `tree`; where groups of devices exchange heads, `jax.vmap` over it raises a NotImplementedError."""
         if self.ulysses == 1 or self._groups is None:
             return tree

@@ -59,7 +59,7 @@ class Ring:
         """True if half of the keys travels to the next rank, and half to the previous one."""
         return self.form == "both_ways" and self.size > 1
 
-    def shift(self, tree, direction: Literal[1, -1] = 1):
+    def shift(self, tree: Any, direction: Literal[1, -1] = 1) -> Any:
         """Send every leaf to the next rank in a direction, and receive the leaves of the previous one."""
         if tree is None:
             return None

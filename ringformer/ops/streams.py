@@ -9,7 +9,7 @@ a half would be no even share of the heads, each part of the shard is cut into t
 No new mask arises: keys that travel the other way come from later ranks first, and a run of tokens shifts the offset.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class Stream(NamedTuple):
     tokens: slice = slice(None)
     """Tokens of each part; a stream of some tokens has all heads."""
 
-    def queries(self, q: Float[Array, "B T H d"], K: int, segment_ids) -> Queries:
+    def queries(self, q: Float[Array, "B T H d"], K: int, segment_ids: Any) -> Queries:
         """Select the queries that read these heads, of K."""
         return Queries(self._grouped(q, K), segment_ids)
 
@@ -49,7 +49,9 @@ class Stream(NamedTuple):
             dlse = rearrange(dlse, "b (k g) t -> b k g t", k=K)[:, self.heads]
         return Cotangents(self._grouped(do, K), rows, self._grouped(o, K), dlse)
 
-    def keys(self, k: Float[Array, "B S K d"], v: Float[Array, "B S K d"], bias, segment_ids, parts: int) -> Keys:
+    def keys(
+        self, k: Float[Array, "B S K d"], v: Float[Array, "B S K d"], bias: Any, segment_ids: Any, parts: int
+    ) -> Keys:
         """Select the keys of this stream from a shard of so many parts."""
         kv = rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d")[:, :, self.heads]
         if segment_ids is not None:

@@ -5,18 +5,18 @@ Loop carries must keep that type, and a `custom_vjp` must return cotangents of t
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 from jax import lax
-from jaxtyping import PyTree
 
 
-def varying_axes(*arrays: PyTree) -> frozenset[str]:
+def varying_axes(*arrays: Any) -> frozenset[str]:
     """Return the mesh axes that any of the arrays varies over; empty outside `shard_map`."""
     return frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
 
 
-def vary(tree: PyTree, axes: Iterable[str]) -> PyTree:
+def vary(tree: Any, axes: Iterable[str]) -> Any:
     """Cast every leaf of `tree` to vary over at least `axes`; the transpose sums the gradient over the added axes."""
 
     def cast(x):
@@ -26,7 +26,7 @@ def vary(tree: PyTree, axes: Iterable[str]) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
-def vary_like(tree: PyTree, *arrays: PyTree) -> PyTree:
+def vary_like(tree: Any, *arrays: Any) -> Any:
     """Cast every leaf of `tree` to vary over at least the axes that `arrays` vary over."""
     return vary(tree, varying_axes(*arrays))
 

@@ -19,6 +19,9 @@ The last hop moves only the tokens that the window reaches. First tokens of the 
 every rank, and keep those of rank 0.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,18 +89,18 @@ class Line:
         self.attention = attention
         self.ring = ring
         self.rank = rank
-        self.window = attention.mask.window
+        self.window: int = attention.mask.window
         self.T = queries.q.shape[3]
         self.S = keys.kv.shape[3]
-        self.stored = self.S // ring.parts
+        self.stored: int = self.S // ring.parts
         """Keys of a part, with those that fill up its last chunk."""
-        self.part = self.stored - attention.key_filler
+        self.part: int = self.stored - attention.key_filler
         """Tokens of a part."""
-        self.parts_before = layouts.parts_before(ring.layout, ring.size, rank)
-        self.hops = min(-(-(self.window - 1) // self.part), ring.parts * ring.size - 1)
+        self.parts_before: list[jax.Array] = layouts.parts_before(ring.layout, ring.size, rank)
+        self.hops: int = min(-(-(self.window - 1) // self.part), ring.parts * ring.size - 1)
         """Hops that keys make along the sequence, from part to part, to fill the window."""
 
-    def each_hop(self, step, carry):
+    def each_hop(self, step: Callable[..., Any], carry: Any) -> Any:
         """Run `step(t, carry)` for hops 1, 2, ..., H. Every query sees all keys of the hops before H - 1, so these are
         one loop, whose t is traced; hop 1 starts the carry."""
         loop = range(2, self.hops - 1)
@@ -136,7 +139,7 @@ class Line:
             keys = jax.tree.map(lambda x: self._of_parts(x, lambda part, axis: _last(part, self.reach, axis)), keys)
         return self.moved(keys, 1)
 
-    def moved(self, tree, by: int):
+    def moved(self, tree: Any, by: int) -> Any:
         """Move each part of every leaf to the place of the part `by` parts later (`layouts.part_moves`)."""
         return jax.tree.map(lambda x: self._moved(x, by), tree)
 

@@ -22,10 +22,21 @@ TRIED: dict[str, Any] = {
     "date": str,
 }
 """Fields of every attempt, with their types."""
-FITTING = {"peak_bytes": NUMBER, "host_bytes": NUMBER, "step_seconds_model": NUMBER, "seconds_source": str}
+FITTING: dict[str, Any] = {
+    "peak_bytes": NUMBER,
+    "host_bytes": NUMBER,
+    "step_seconds_model": NUMBER,
+    "seconds_source": str,
+}
 FITTING |= dict.fromkeys(("hidden_permute_bytes", "exposed_permute_bytes", "exposed_in_ring_loops_bytes"), NUMBER)
 """Additional fields of an attempt that fits."""
-RUN = {"peak_bytes": NUMBER, "mesh_dim": str, "batch_size": int, "accumulate": int, "seconds_by_purpose": dict | None}
+RUN: dict[str, Any] = {
+    "peak_bytes": NUMBER,
+    "mesh_dim": str,
+    "batch_size": int,
+    "accumulate": int,
+    "seconds_by_purpose": dict | None,
+}
 RUN |= dict.fromkeys(("step_seconds_model", "mfu_palm_model", "mfu_causal_model"), NUMBER | None)
 """Additional fields of a run of Table 4, whether it fits or not."""
 

@@ -1,7 +1,7 @@
 """Cells of the paper's Table 3 and of more rows: each is a setup whose longest context is searched for."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ringformer.estimate.search.longest_context import longest_start
 from ringformer.estimate.workloads.targets import find_target
@@ -40,7 +40,7 @@ class Row(TableRow):
     columns."""
     paper: tuple[int, ...] = ()
     """Contexts that the paper prints; empty for a row that the paper does not have."""
-    command = "ringformer tables"
+    command: ClassVar[str] = "ringformer tables"
     """Command that fills the file of the row's attempts."""
 
     def required_lengths(self, attention: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ nor the batch. The cells here use eight devices, which train eight sequences wit
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ringformer.estimate.search.longest_context import next_length
 from ringformer.estimate.workloads.targets import find_target
@@ -29,7 +29,7 @@ PAPER = {"memory_efficient": {32: False}, "blockwise": {32: True, 128: False}, "
 class TrajectoryRow(Row):
     """A chip of Table 5. The paper's contexts belong to no chip, so the row has none."""
 
-    command = f"ringformer tables --only={TABLE}"
+    command: ClassVar[str] = f"ringformer tables --only={TABLE}"
 
     @property
     def name(self) -> str:

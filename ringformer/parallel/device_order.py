@@ -142,7 +142,7 @@ def max_link_hops(mesh: jax.sharding.Mesh, ulysses: int = 1) -> int | None:
     return max(max(link_hops(list(ring))) for ring in rings.reshape(-1, rings.shape[-1]))
 
 
-def place(device) -> tuple[int, ...]:
+def place(device: Any) -> tuple[int, ...]:
     """Return (x, y, z, core) of a TPU core. Two cores of a chip that are separate devices have no link between them."""
     return (*device.coords, device.core_on_chip)
 

@@ -187,7 +187,7 @@ class Lora:
 
         return merge(weights, adapters)
 
-    def make_init(self, seed: int):
+    def make_init(self, seed: int) -> jax.stages.Wrapped:
         """Return the jitted `init() -> adapters`, which change nothing yet: A is uniform within 1/sqrt(inputs), B is
         zero, as PEFT's."""
         shapes, _ = self._described

@@ -103,7 +103,7 @@ class Finding(NamedTuple):
         turns = iter(self.turns)
         return tuple(next(turns, 0) if index < 0 else index for index in self.operation.path)
 
-    def __str__(self):
+    def __str__(self) -> str:
         op = self.operation
         turns = []
         for loop, turn in zip(op.loops, self.turns, strict=False):
@@ -116,7 +116,7 @@ class Finding(NamedTuple):
 
 
 def find_bad_operations(
-    function: Callable[..., Any], arguments: Sequence[Any], in_specs: Any, mesh: Mesh, **options
+    function: Callable[..., Any], arguments: Sequence[Any], in_specs: Any, mesh: Mesh, **options: Any
 ) -> list[Finding]:
     """Run `function(*arguments)` under `shard_map`, watched, and return the first operation in time that gave NaN.
 

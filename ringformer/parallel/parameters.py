@@ -40,12 +40,12 @@ def shard_weights(shapes: dict[str, Any], letters: dict[str, Any], mesh: Mesh) -
     return jax.tree.map(lambda letter, x: shard_weight(letter, x.shape, mesh), letters, shapes)
 
 
-def specs(shardings) -> Any:
+def specs(shardings: Any) -> Any:
     """Return the PartitionSpecs of a tree of `WeightSharding`."""
     return jax.tree.map(lambda w: w.spec, shardings)
 
 
-def named(shardings, mesh: Mesh) -> Any:
+def named(shardings: Any, mesh: Mesh) -> Any:
     """Return the NamedShardings of a tree of `WeightSharding`."""
     return jax.tree.map(lambda w: NamedSharding(mesh, w.spec), shardings)
 

@@ -83,7 +83,7 @@ class Peers:
         self._seen: dict[int, tuple[_Alive, float]] = {}
         self._stalled_since: float | None = None
         self._closing = threading.Event()
-        self.heard = watchdog.clock
+        self.heard: float = watchdog.clock
         """Time at which the store last answered, by the watchdog's clock."""
         self._thread = threading.Thread(target=self._exchange, name="peers", daemon=True)
         self._thread.start()

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from typing import Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 """Signals that end a run: a scheduler's SIGTERM, SLURM's --signal=USR1, Ctrl-C, a closed terminal."""
@@ -31,7 +32,7 @@ class SignalThread:
     def __init__(self, heard: Callable[[int], None]):
         self.heard = heard
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -40,7 +41,7 @@ class SignalThread:
         self._thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._before_fd)

@@ -26,7 +26,7 @@ class LastingStream:
         self._prefix = prefix
         self._begun = False
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:

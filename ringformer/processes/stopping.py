@@ -8,6 +8,7 @@ import enum
 import signal
 import threading
 from pathlib import Path
+from typing import Self
 
 import jax
 
@@ -53,7 +54,7 @@ class Terminated(Exception):
 
     def __init__(self, message: str, number: int):
         super().__init__(message)
-        self.code = exit_code(number)
+        self.code: int = exit_code(number)
 
 
 class Stopping:
@@ -64,10 +65,10 @@ class Stopping:
     run_dir: Path | None = None
     """Folder of the current run."""
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         pass
 
     def due(self) -> bool:
@@ -89,17 +90,17 @@ class Termination(Stopping):
     def __init__(self) -> None:
         self._possible = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         if self._possible:
             self._before = {number: signal.signal(number, self._request) for number in heeded()}
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self._possible:
             self._restore()
 
     def _request(self, number, _frame):
-        self.signal = number
+        self.signal: int | None = number
         self._restore()
 
     def _restore(self) -> None:

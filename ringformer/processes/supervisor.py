@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 
@@ -63,7 +63,7 @@ class Supervisor(Stopping):
     def __init__(self, signals: SignalThread):
         self._lock = threading.RLock()
         self._member = _ALONE
-        self.first = True
+        self.first: bool = True
         """True if this process reports for all."""
         self._peers: Peers | None = None
         self._log = Path("logs", "process-0.txt")
@@ -74,7 +74,7 @@ class Supervisor(Stopping):
         self._verdict: Verdict | None = None
         self._leaving = False
         self._timed, self._since = True, time.monotonic()  # of the current phase; the preparation is the first
-        self.watchdog = Watchdog(self._expired)
+        self.watchdog: Watchdog = Watchdog(self._expired)
         signals.heard = self._heard
 
     def join(self, member: Membership, seconds: float, folder: Path) -> None:
@@ -98,7 +98,7 @@ class Supervisor(Stopping):
             self._peers = Peers(client, member.index, self.watchdog, self._judged, self._signalled)
             self.watchdog.each_second = self._check_store
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         with self._lock:  # not while the processes agree on where to stop: who left now would keep the others waiting
             decided = self._peers is None or self._stop_at is not None
             if self.signal is not None and decided:
@@ -108,7 +108,7 @@ class Supervisor(Stopping):
             self._phase = "starting"
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._phase = "between"
 
     def due(self) -> bool:
@@ -179,7 +179,7 @@ class Supervisor(Stopping):
             if number == signal.SIGINT == self.signal:
                 self._end("interrupted twice: steps since the last save are lost", INTERRUPTED)
             return
-        self.signal = number
+        self.signal: int | None = number
         if self._peers is not None:
             self._peers.request = number
         elif self._phase != "training":

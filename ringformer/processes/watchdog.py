@@ -35,10 +35,10 @@ class Watchdog:
         self._expired = expired
         self.limits: dict[str, float] = {}
         """Seconds allowed for an activity, by the name of its limit; other names have no limit."""
-        self.doing = Doing(0, "the preparation", "none")
-        self.seconds = 0.0
+        self.doing: Doing = Doing(0, "the preparation", "none")
+        self.seconds: float = 0.0
         """Seconds since the activity began."""
-        self.clock = 0.0
+        self.clock: float = 0.0
         """Seconds for which the process has run."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)

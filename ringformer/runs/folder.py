@@ -3,7 +3,7 @@ again."""
 
 import dataclasses
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ringformer.processes.run_lock import RunLock
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, identity_hash, origin
 from ringformer.runs.metrics import evaluation_losses, read_metrics
-from ringformer.runs.record import Checked, check_run, keep_record, note_saved
+from ringformer.runs.record import Changes, Checked, check_run, keep_record, note_saved
 
 
 class RunFolder:
@@ -58,15 +58,15 @@ class RunFolder:
         if latest_step(path) != checked.step:
             checked = check_run(path, identity, config.steps, allow)
         self.path = path
-        self.changes = checked.changes
+        self.changes: Changes = checked.changes
         self._config = config
         self._tokenizer = tokenizer
         self._identity = identity
         self._about_texts = {BEGINS: begins}
-        self.check = lock.check
+        self.check: Callable[[], None] = lock.check
         """Function that raises OSError if this process has lost the lock."""
         self._recorded = False
-        self.keep = Keep(config.keep_checkpoints, config.keep_every, config.keep_best)
+        self.keep: Keep = Keep(config.keep_checkpoints, config.keep_every, config.keep_best)
         self._copies: Copies | None = None
         self.start: int | None = None
         """Step that the run continues from; None if the run begins."""

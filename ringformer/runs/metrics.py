@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from math import inf
@@ -65,7 +66,7 @@ class Reporter:
         if active and config.tensorboard:
             self._boards.append(TensorBoard(run_dir))
         self._console = Console(stderr=True, quiet=not active)
-        self.say = partial(self._console.print, markup=False, highlight=False, soft_wrap=True)
+        self.say: Callable[..., None] = partial(self._console.print, markup=False, highlight=False, soft_wrap=True)
         """Function that prints a line above the progress bar."""
         self._bar = Progress(
             TextColumn("step"),
@@ -80,10 +81,11 @@ class Reporter:
         self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
         path = Path(run_dir) / METRICS
-        self.history = kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        self.history: list[dict[str, Any]] = kept
         missing = step - len({row["step"] for row in kept if "learning_rate" in row})
         warning = f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps so far: plots have a gap"
-        self.gaps = [warning] if missing > 0 else []
+        self.gaps: list[str] = [warning] if missing > 0 else []
         self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
         self._file = None
         if active:
@@ -150,7 +152,7 @@ class TensorBoard:
         except ImportError:
             raise ValueError("tensorboard=True needs tensorboardX: pip install tensorboardX") from None
         self._writer = SummaryWriter(str(run_dir))
-        self.close = self._writer.close
+        self.close: Callable[[], None] = self._writer.close
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Write the numbers of a step."""
@@ -175,7 +177,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project=project, name=run_dir.name, dir=str(run_dir), config=settings, id=kept.read_text(), resume="allow"
         )
-        self.close = self._run.finish
+        self.close: Callable[[], None] = self._run.finish
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Write the numbers of a step."""
@@ -198,7 +200,7 @@ class BatchWatch:
         self._kinds = {"no token to train on": "trained_tokens"}
         if chats:
             self._kinds["no question that is masked"] = "masked_tokens"
-        self.counts = dict.fromkeys(self._kinds, 0)
+        self.counts: dict[str, int] = dict.fromkeys(self._kinds, 0)
         self._in_a_row = dict.fromkeys(self._kinds, 0)
 
     def see(self, step: int, values: dict[str, Any]) -> list[str]:

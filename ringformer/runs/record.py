@@ -42,7 +42,7 @@ class RunChanged(ValueError):
         super().__init__(f"{run_dir} holds a different run: {changes}. Choose another run_dir, {advice}")
         self.run_dir = run_dir
         self.changes = changes
-        self.keys = list(keys)
+        self.keys: list[str] = list(keys)
 
 
 class Checked(NamedTuple):

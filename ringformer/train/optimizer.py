@@ -47,7 +47,7 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any])
     )
 
 
-def global_norm(tree) -> jax.Array:
+def global_norm(tree: Any) -> jax.Array:
     """Return the norm of the whole gradient, on each device.
 
     A leaf varies only over the axes that shard it. So a sum over these axes counts every element once, even if it is
@@ -60,7 +60,7 @@ def global_norm(tree) -> jax.Array:
     return jnp.sqrt(sum(lax.psum(s, tuple(sorted(axes))) if axes else s for axes, s in squares.items()))
 
 
-def clip(tree, norm: jax.Array, limit: float):
+def clip(tree: Any, norm: jax.Array, limit: float) -> Any:
     """Scale the gradient so that its norm is at most `limit`."""
     scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))
     return jax.tree.map(lambda g: g * scale, tree)

@@ -1,6 +1,7 @@
 """Reports of a run: a description at its start, and the metrics of each step, without waiting for it."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from typing import Any
@@ -30,7 +31,7 @@ class StepReports:
     """Checks the metrics of steps and reports them while the next step is computed, so that the devices never wait for
     the host."""
 
-    held = False
+    held: bool = False
     """True if handing over the last step held the host until it had nearly ended: report it before the next one."""
 
     def __init__(self, run: Run, folder: RunFolder):
@@ -38,11 +39,11 @@ class StepReports:
         mesh = run.program.mesh
         start = folder.start or 0
         self._reporter = reporter = Reporter(run.run_dir, start, config)
-        self.say = reporter.say
-        self.sync = reporter.sync
-        self.close = reporter.close
-        self.evaluation = reporter.evaluation
-        self.evaluated = reporter.evaluated
+        self.say: Callable[..., None] = reporter.say
+        self.sync: Callable[[], None] = reporter.sync
+        self.close: Callable[[], None] = reporter.close
+        self.evaluation: Callable[[int, dict[str, Any]], None] = reporter.evaluation
+        self.evaluated: Callable[[int], bool] = reporter.evaluated
         self._start = start
         self._keep = folder.keep
         self._chats = run.train_data.sequences.masked

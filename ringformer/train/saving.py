@@ -72,7 +72,7 @@ class Saving:
         self._start = folder.start or 0
         self._clock = SaveClock(run.config.checkpoint_minutes, self._start)
         self._due = False
-        self.saved = self._start
+        self.saved: int = self._start
         """Latest step that was saved, or that the run continues from."""
 
     def save_if_due(self, state: TrainState, step: int) -> None:

@@ -42,7 +42,7 @@ def state_shardings(weights: dict[str, Any], optimizer: optax.GradientTransforma
     return TrainState(REPLICATED, weights, opt_state)
 
 
-def make_init(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, seed: int):
+def make_init(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, seed: int) -> jax.stages.Wrapped:
     """Return the jitted `init() -> params`. The parameters are sharded from the start. On every mesh, they equal those
     of `build(config, Rngs(seed))`.
 
@@ -76,7 +76,7 @@ def init_state(
     return TrainState(step, params, opt_state)
 
 
-def make_first_state(optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh):
+def make_first_state(optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh) -> jax.stages.Wrapped:
     """Return the jitted `first(params) -> (step, opt_state)`."""
 
     @partial(jax.jit, out_shardings=named((shardings.step, shardings.opt_state), mesh))
@@ -97,7 +97,7 @@ def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformatio
     return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P())), params, opt_state)
 
 
-def check_state_finite(state, which: str) -> None:
+def check_state_finite(state: Any, which: str) -> None:
     """Raise FloatingPointError if any number of the state is not finite. In the message, `which` follows the words "the
     state"."""
     if not bool(all_finite(state)):

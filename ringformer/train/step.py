@@ -33,7 +33,7 @@ def make_train_step(
     skip_spikes: bool = False,
     rings: int = 1,
     lora: Lora | None = None,
-):
+) -> jax.stages.Wrapped:
     """Return the jitted `step(state, batch) -> (state, metrics)` for global [B, T] arrays; the state is donated.
 
     Loss and gradient are sums over tokens that are divided once, by the global number of trained tokens. So masks may
@@ -111,7 +111,9 @@ def make_gradients(
     return gradients
 
 
-def make_eval_step(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, *, seq_len: int, accumulate: int = 1):
+def make_eval_step(
+    config: ModelConfig, weights: dict[str, Any], mesh: Mesh, *, seq_len: int, accumulate: int = 1
+) -> jax.stages.Wrapped:
     """Return the jitted `evaluate(params, batch) -> (nats, tokens)`, which sums over trained tokens by RoPE position.
 
     Both are [buckets], one bucket per power of two (`position_bucket`): the summed loss, float32, and the number of
@@ -138,7 +140,7 @@ def make_eval_step(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, *, 
     return jax.jit(sharded, compiler_options=compiler_options(mesh, training=True))
 
 
-def position_bucket(position):
+def position_bucket(position: Any) -> jax.Array:
     """Return the buckets of positions, an int32 array: 0 for 0, k for 2^(k-1) to 2^k - 1."""
     return 32 - lax.clz(position)
 
@@ -148,7 +150,7 @@ def _microbatches(batch, accumulate: int):
     return jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
 
 
-def make_logits(config: ModelConfig, weights: dict[str, Any], mesh: Mesh):
+def make_logits(config: ModelConfig, weights: dict[str, Any], mesh: Mesh) -> jax.stages.Wrapped:
     """Return the jitted `logits(params, batch)`: float32 [B, T, V], sharded like the batch, in its layout's order."""
     definition, axes, gather = _per_device(config, weights, mesh)
 

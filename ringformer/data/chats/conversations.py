@@ -74,7 +74,7 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of content parts that are text, in OpenAI's two interfaces."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of an answer's thoughts, for templates that read them."""
-EXTRA = {
+EXTRA: dict[str, tuple[str, ...]] = {
     "system": ("name",),
     "user": ("name",),
     "assistant": ("name", "tool_calls", *THOUGHTS),

@@ -25,7 +25,7 @@ class Refused(Exception):
     """Error in a template, or in its rendering of a conversation."""
 
 
-def make_sandbox(chat_date: str | None):
+def make_sandbox(chat_date: str | None) -> Any:
     """Make Jinja's sandbox with the functions that transformers provides, for which templates are written."""
     from datetime import datetime
 
@@ -171,7 +171,7 @@ def without_marks(text: str) -> str:
     return re.sub(f"{START}|{STOP}", "", text)
 
 
-def size_of(value) -> int:
+def size_of(value: Any) -> int:
     """Return the characters of a JSON value's texts."""
     if isinstance(value, dict):
         return sum(size_of(item) for key, item in value.items() if key != "role")

@@ -23,6 +23,8 @@ import select
 import signal
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 TOO_MUCH_MEMORY = 3
 """Exit code of a process that exceeded its limit. If it takes too much time, SIGPROF ends it."""
@@ -47,7 +49,7 @@ def address_space() -> int:
         return int(statm.read().split()[0]) * resource.getpagesize()
 
 
-def read(parent: int, memory: int | None = None):
+def read(parent: int, memory: int | None = None) -> Any:
     """Read the next value from stdin; exit at the end of stdin, or if the parent is gone.
 
     Another process may hold the other end of the pipe open, so stdin may not end although the parent is gone.
@@ -67,13 +69,13 @@ def read(parent: int, memory: int | None = None):
     return json.loads(line)
 
 
-def write(value) -> None:
+def write(value: Any) -> None:
     """Write a value and flush it, because a buffer would be lost with the process."""
     sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
-def attempt(seconds: float, describe, work, *args):
+def attempt(seconds: float, describe: Callable[[Exception], str], work: Callable[..., Any], *args: Any) -> Any:
     """Return the result of `work`, or {"error": its description}; the process dies if `work` exceeds its time or
     memory."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -87,7 +89,7 @@ def attempt(seconds: float, describe, work, *args):
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def import_alone(name: str):
+def import_alone(name: str) -> types.ModuleType:
     """Import a module of this folder by its full name, without its packages, which would import JAX."""
     folder = os.path.dirname(os.path.abspath(__file__))
     package = name.rpartition(".")[0]

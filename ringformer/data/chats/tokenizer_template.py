@@ -171,7 +171,7 @@ class Worker:
             process_group=0,  # shields it from Ctrl-C, which ends an answer in a chat
         )
         self._late = False
-        self.end = weakref.finalize(self, _end, self._process, self._pid)
+        self.end: weakref.finalize[..., Any] = weakref.finalize(self, _end, self._process, self._pid)
         """Finalizer that kills the process and waits for it."""
 
     @property

@@ -79,7 +79,7 @@ class LengthBuckets:
         self.seq_len = seq_len
         self._batch_size = batch_size
         self._store = store
-        self.selections = [DocumentStream(store, seq_len, seed, options)]
+        self.selections: list[DocumentStream] = [DocumentStream(store, seq_len, seed, options)]
         selected = self.selections[0].documents
         rng = np.random.Generator(np.random.Philox(key=seed))
         dealt = deal(np.diff(store.offsets)[selected], seq_len, options.buckets, batch_size, rng)
@@ -90,11 +90,11 @@ class LengthBuckets:
         ]
         batches = [packed.per_epoch / (batch_size << k) for k, packed in self._parts]
         shares = [max(1, round(PERIOD * count / sum(batches))) for count in batches]
-        self.shares = [share // math.gcd(*shares) for share in shares]
+        self.shares: list[int] = [share // math.gcd(*shares) for share in shares]
         self._turns = Turns(self.shares, seed)
         whole = [packed.per_epoch // (batch_size << k) for k, packed in self._parts]
         steps = min(self._turns.until(number, count) for number, count in enumerate(whole))
-        self.per_epoch = steps * batch_size
+        self.per_epoch: int = steps * batch_size
 
     @property
     def share_by_halvings(self) -> dict[int, float]:

@@ -144,7 +144,7 @@ class Mixture:
         self.parts = parts
         self.shares = shares
         self._turns = Turns(shares, seed)
-        self.per_epoch = min(self._turns.until(part, packed.per_epoch) for part, packed in enumerate(self.parts))
+        self.per_epoch: int = min(self._turns.until(part, packed.per_epoch) for part, packed in enumerate(self.parts))
 
     def source(self, index: int) -> tuple[int, int]:
         """Return the part that sequence `index` comes from, and the sequence's index in that part."""

@@ -84,7 +84,7 @@ class StoreSequences(ABC):
         min_length = options.min_length
         max_length = options.max_length
         selected = (lengths >= min_length) & (lengths <= (max_length or lengths.max()))
-        self.documents = np.flatnonzero(selected) if documents is None else documents
+        self.documents: np.ndarray = np.flatnonzero(selected) if documents is None else documents
         if not len(self.documents):
             too_long = int((lengths > max_length).sum()) if max_length else 0
             raise ValueError(
@@ -95,9 +95,9 @@ class StoreSequences(ABC):
         self.store = store
         self.seq_len = seq_len
         self.packed_attention = options.packed_attention
-        self.bytes_read = 0
+        self.bytes_read: int = 0
         self._seed = seed
-        self.position_range = options.position_range
+        self.position_range: int = options.position_range
 
     @property
     def bytes_per_token(self) -> float:

@@ -26,7 +26,7 @@ class DocumentStream(StoreSequences):
                 f"{store.path} has {tokens} tokens, fewer than the {seq_len + 1} of one sequence: "
                 f"seq_len={seq_len} and the last target; shorten seq_len, or build a larger store"
             )
-        self.per_epoch = (tokens - 1) // seq_len
+        self.per_epoch: int = (tokens - 1) // seq_len
         self._epoch = lru_cache(maxsize=2)(self._shuffle)  # two: a batch may straddle epochs
 
     @property

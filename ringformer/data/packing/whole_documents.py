@@ -53,7 +53,7 @@ class WholeDocuments(StoreSequences):
         self._packed = lru_cache(maxsize=2)(self._pack)
         self._epoch = lru_cache(maxsize=2)(self._order)  # two: a batch may straddle epochs
         self._first = [0]  # the first sequence of each epoch so far, and of the next
-        self.per_epoch = self._begin(1)
+        self.per_epoch: int = self._begin(1)
 
     @property
     def fullest(self) -> int:

@@ -41,7 +41,12 @@ KINDS = (
     "hf://NAME",
 )
 
-SUFFIXES = {"jsonl": (".jsonl", ".ndjson"), "json": (".json",), "parquet": (".parquet",), "arrow": (".arrow",)}
+SUFFIXES: dict[str, tuple[str, ...]] = {
+    "jsonl": (".jsonl", ".ndjson"),
+    "json": (".json",),
+    "parquet": (".parquet",),
+    "arrow": (".arrow",),
+}
 """Ends of the names of a folder's files, by the kind of source; of JSON before .gz or .zst."""
 
 STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})

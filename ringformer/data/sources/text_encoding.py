@@ -37,7 +37,7 @@ class Undecodable(ValueError):
     """Fault of a file, or of a line, in none of the encodings. `likely` names an encoding that decodes it."""
 
     def __init__(self, content: bytes, at: int, encodings: Sequence[str], offset: int = 0):
-        self.likely = likely_encoding(content, at)
+        self.likely: str = likely_encoding(content, at)
         start = max(at - EXCERPT, 0)
         end = at + EXCERPT
         if is_wide(self.likely):

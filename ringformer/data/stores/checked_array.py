@@ -46,10 +46,10 @@ class CheckedArray:
     def __init__(self, path: Path, dtype: np.dtype):
         self.path = path
         self.dtype = dtype
-        self.itemsize = dtype.itemsize
+        self.itemsize: int = dtype.itemsize
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
-        self.bytes = os.fstat(self._file).st_size
+        self.bytes: int = os.fstat(self._file).st_size
         self._hashes = array("Q", bytes(8 * -(-self.bytes // BLOCK)))  # 0: not read yet
         self._lock = threading.Lock()
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringformer.data.sources.documents import Document, Documents
+from ringformer.data.sources.malformed import Malformed
 from ringformer.data.sources.retrieval_tasks import add_tasks
 from ringformer.data.stores.beginning import begins_documents
 from ringformer.data.stores.options import Begin
@@ -70,10 +71,10 @@ class DocumentEncoder:
         retrieval_tasks: int = 0,
     ):
         self._documents = documents if isinstance(documents, Documents) else Documents(documents)
-        self.malformed = self._documents.malformed
+        self.malformed: Malformed = self._documents.malformed
         self._tokenizer = tokenizer
         self._tasks = retrieval_tasks
-        self.begins = begins_documents(begin, tokenizer)
+        self.begins: bool = begins_documents(begin, tokenizer)
         """True if documents begin with the BOS token."""
         self._begin = np.array([tokenizer.bos_id] if self.begins else [], np.int32)
         self._end = np.array(tokenizer.encode(separator) if separator else [tokenizer.eos_id], np.int32)

@@ -51,7 +51,7 @@ FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
 which is part of it."""
 FINGERPRINTED_IF_SET = ("chat_date", "weight_field", "template_option", "rewritten", *OF_DOCUMENTS)
 """Settings that are part of it unless they are empty or 0."""
-LATER = {
+LATER: dict[str, Any] = {
     "begin": False,
     "encoding": "",
     "clean": "",

@@ -50,24 +50,26 @@ class TokenStore:
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path: Path = Path(path)
         try:
             self.meta: dict[str, Any] = read_meta(self.path / "store.json")
         except FileNotFoundError:
             what = "an unfinished token store (no store.json)" if self.path.is_dir() else "no token store"
             raise FileNotFoundError(f"there is {what} at {self.path}; build one with ringformer data prepare") from None
         settings = self.meta["settings"]
-        self.has_documents = settings.get("format", "documents") == "documents"
-        self.begins_documents = bool(settings.get("begin"))
+        self.has_documents: bool = settings.get("format", "documents") == "documents"
+        self.begins_documents: bool = bool(settings.get("begin"))
         self.begun: int | None = self.meta.get("begun")
         files = self.meta["files"]
         if "mask.bin" not in files and (self.path / "mask.bin").exists():
             raise ValueError(f"{self.path}/mask.bin does not belong to the store, which has no mask: {REBUILD}")
         check_files(self.path, files, read=lambda name: False)
-        self.offsets = np.load(io.BytesIO(verified(self.path / "offsets.npy", files["offsets.npy"][1])))
-        self.tokens = CheckedArray(self.path / "tokens.bin", np.dtype(self.meta["dtype"]))
-        self.mask = CheckedArray(self.path / "mask.bin", np.dtype(np.uint8)) if "mask.bin" in files else None
-        self.check = ContentCheck(
+        self.offsets: np.ndarray = np.load(io.BytesIO(verified(self.path / "offsets.npy", files["offsets.npy"][1])))
+        self.tokens: CheckedArray = CheckedArray(self.path / "tokens.bin", np.dtype(self.meta["dtype"]))
+        self.mask: CheckedArray | None = (
+            CheckedArray(self.path / "mask.bin", np.dtype(np.uint8)) if "mask.bin" in files else None
+        )
+        self.check: ContentCheck = ContentCheck(
             self.path, {array: files[array.path.name][1] for array in (self.tokens, self.mask) if array is not None}
         )
 
@@ -199,8 +201,8 @@ class HashedFile:
     """File that is written once, together with the xxh3_128 of the content that was passed to it."""
 
     def __init__(self, path: Path):
-        self.name = path.name
-        self.size = 0
+        self.name: str = path.name
+        self.size: int = 0
         self._file = path.open("wb")
         self._hash = xxhash.xxh3_128()
 

@@ -19,12 +19,12 @@ class ByteTokenizer(Tokenizer):
     name = "bytes"
     vocab_size = 257
     eos_id = 256
-    bos_id = None
+    bos_id: int | None = None
     begins = False
     controls: Mapping[str, int] = {"</s>": 256}
     config: Mapping[str, Any] = {}
     files: Sequence[Path] = ()
-    byte_lengths = np.append(np.ones(256, np.int32), np.int32(0))
+    byte_lengths: np.ndarray = np.append(np.ones(256, np.int32), np.int32(0))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,27 +57,29 @@ class HuggingFaceTokenizer(Tokenizer):
             self._original = tokenizers.Tokenizer.from_str(source)
         except Exception as error:  # the library raises no narrower class
             raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
+        self.config: Mapping[str, Any]
+        self.files: Sequence[Path]
         self.config, self.files = read_config(path)
         flagged = _flagged(description, special_names(self.config))
         changed = flagged["added_tokens"] != (description.get("added_tokens") or [])
         if changed:
             self._original = tokenizers.Tokenizer.from_str(json.dumps(flagged))
         special = [token for token in flagged["added_tokens"] if token["special"]]
-        self.controls = {token["content"]: token["id"] for token in special}
+        self.controls: Mapping[str, int] = {token["content"]: token["id"] for token in special}
         self._unigram = type(self._original.model).__name__ == "Unigram"
         self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_with_private_names(flagged, special)))
-        self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size: int = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
-        self.byte_lengths = self._token_bytes.lengths(self.controls.values())
-        self.bos_id = self._named("bos_token", BEGIN_TOKENS, path)
+        self.byte_lengths: np.ndarray = self._token_bytes.lengths(self.controls.values())
+        self.bos_id: int | None = self._named("bos_token", BEGIN_TOKENS, path)
         # The post-processor decides this, not add_bos_token in tokenizer_config.json: GPT-2 names a token but does not
         # add it.
-        self.begins = self.bos_id is not None and self._original.encode("").ids[:1] == [self.bos_id]
-        self.eos_id = self._eos_id(path)
+        self.begins: bool = self.bos_id is not None and self._original.encode("").ids[:1] == [self.bos_id]
+        self.eos_id: int = self._eos_id(path)
         content = hashlib.blake2b(source.encode(), digest_size=8, key=str(self.eos_id).encode())
         if changed:
             content.update(json.dumps(flagged["added_tokens"]).encode())
-        self.name = "tokenizer.json-" + content.hexdigest()
+        self.name: str = "tokenizer.json-" + content.hexdigest()
 
     def _named(self, key: str, usual: tuple[str, ...], path: Path) -> int | None:
         """Return the id of the token that the files beside `path` name; of one of the `usual` names if they name none,

@@ -2,8 +2,9 @@
 
 import hashlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +36,14 @@ class SentencePieceTokenizer(Tokenizer):
             self._processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
-        self.name = "sentencepiece-" + hashlib.blake2b(model, digest_size=8).hexdigest()
-        self.vocab_size = self._processor.vocab_size()
+        self.name: str = "sentencepiece-" + hashlib.blake2b(model, digest_size=8).hexdigest()
+        self.vocab_size: int = self._processor.vocab_size()
+        self.config: Mapping[str, Any]
+        self.files: Sequence[Path]
         self.config, self.files = read_config(path)
         controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
-        self.controls = {self._processor.id_to_piece(i): i for i in controls}
-        self.eos_id = self._named("eos_token", self._processor.eos_id(), path)
+        self.controls: Mapping[str, int] = {self._processor.id_to_piece(i): i for i in controls}
+        self.eos_id: int = self._named("eos_token", self._processor.eos_id(), path)
         if self.eos_id < 0:
             raise ValueError(
                 f"{path} lacks the end-of-sentence token that must end every document; train the model with an eos_id "
@@ -49,11 +52,11 @@ class SentencePieceTokenizer(Tokenizer):
         if self.eos_id != self._processor.eos_id():
             self.name += f"-eos{self.eos_id}"
         bos_id = self._named("bos_token", self._processor.bos_id(), path)
-        self.bos_id = bos_id if bos_id >= 0 else None
+        self.bos_id: int | None = bos_id if bos_id >= 0 else None
         pieces = ((self._processor.id_to_piece(i), self._processor.is_byte(i)) for i in range(self.vocab_size))
         self._token_bytes = TokenBytes([metaspace_bytes(piece, is_byte=is_byte) for piece, is_byte in pieces])
-        self.byte_lengths = self._token_bytes.lengths(self.controls.values())
-        self.begins = self.bos_id is not None and self.config.get("add_bos_token", True) is not False
+        self.byte_lengths: np.ndarray = self._token_bytes.lengths(self.controls.values())
+        self.begins: bool = self.bos_id is not None and self.config.get("add_bos_token", True) is not False
 
     def _named(self, key: str, own: int, path: Path) -> int:
         """Return the id of the control token that the files beside `path` name, and the model's `own` if they name

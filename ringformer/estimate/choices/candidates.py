@@ -68,7 +68,7 @@ class Candidate(NamedTuple):
             return f"needs about {self.peak / GiB:.1f} of {target.budget / GiB:.1f} GiB"
         return self.impossible
 
-    def __str__(self):
+    def __str__(self) -> str:
         w = self.workload
         m = self.workload.model
         chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""

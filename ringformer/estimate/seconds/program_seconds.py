@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringformer.estimate.compiled.program_text import Instruction, Program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
@@ -122,7 +122,7 @@ class Seconds(NamedTuple):
     certain: float = 0.0
     """Part of the estimate that is spent regardless of which branches are taken."""
 
-    def __add__(self, other):
+    def __add__(self, other: Any) -> "Seconds":
         return Seconds(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: float) -> "Seconds":

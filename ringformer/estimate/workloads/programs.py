@@ -39,7 +39,7 @@ BATCHES_AHEAD = 2
 # Before JAX 0.12, the default tiles of an untuned Triton product do not fit every shape: 0.10.2 fails on heads of 100.
 _ONLY_CUBLAS = {"xla_gpu_enable_triton_gemm": "False"} if jax.__version_info__ < (0, 12) else {}
 
-WITHOUT_DEVICES = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0"} | _ONLY_CUBLAS}
+WITHOUT_DEVICES: dict[str, dict[str, str]] = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0"} | _ONLY_CUBLAS}
 """Options for a compiler that has no device to autotune kernels on."""
 
 

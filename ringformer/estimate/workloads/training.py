@@ -32,7 +32,7 @@ class MemorySettings:
     q_chunk: int | None = None
     k_chunk: int | None = None
 
-    def __str__(self):
+    def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in vars(self).items() if value is not None)
 
 

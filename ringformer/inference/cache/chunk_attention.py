@@ -5,7 +5,7 @@ a time, and no piece is copied before its turn. Whole pieces hold a token in eve
 pieces are masked by segment ids. The results of the pieces are states of a running softmax (`ops/online_softmax.py`).
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def attend_cached(
     reads: Reads,
     pieces: Pieces,
     ring: str,
-    **options,
+    **options: Any,
 ) -> Softmax:
     """Attend from this rank's queries to the valid keys of all ranks. The cache may have one row that all rows of
     queries share. Return the state of rows [B, T, H]; `options` go to `ring_attention`."""

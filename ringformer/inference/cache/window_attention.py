@@ -5,7 +5,7 @@ chunk; each attends to the keys that end with it. So bytes and work grow with th
 cache.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +53,7 @@ def attend_window(
     last: LastSlots,
     order: Int[np.ndarray, "ranks T"],
     ring: str,
-    **options,
+    **options: Any,
 ) -> Float[Array, "B T H d"]:
     """Attend from the queries of a chunk to the keys before them in the chunk and in the cache, within the window.
 

@@ -15,7 +15,7 @@ class RowText:
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: Sequence[str]):
         self._stream = TextStream(tokenizer, prompt.ids)
         self._ends = prompt.ends
-        self.stops = StopStrings(stop)
+        self.stops: StopStrings = StopStrings(stop)
         self.ids: list[int] = []
         """Tokens so far, including the end token."""
         self._lead = prompt.lead
@@ -61,13 +61,13 @@ class Answer(Iterator[str]):
     def __init__(self, session: Session, prompt: Prompt, cached: int, steps: Iterator[list[int | None]], row: RowText):
         self.session = session
         self.prompt = prompt
-        self.prompt_tokens = len(prompt.ids) - cached
+        self.prompt_tokens: int = len(prompt.ids) - cached
         """Number of prompt tokens that were read for this answer, those that were not in the cache."""
-        self.ids = row.ids
+        self.ids: list[int] = row.ids
         """Tokens so far, including the end token."""
-        self.text = ""
+        self.text: str = ""
         """Text of the pieces so far."""
-        self.interrupted = False
+        self.interrupted: bool = False
         """True after an exception between two tokens; the contents of the session are then undefined."""
         self._pieces = row_pieces(session, steps, [row])
 

@@ -41,7 +41,7 @@ class PromptRows:
                 raise ValueError(f"{out}:{number} does not answer {place}: choose another --out")
         self._out = out
         self._path = path
-        self.failed = 0
+        self.failed: int = 0
         self._numbers = [number for number, _ in lines[len(answered) :]]
         """Line of each row in the file."""
         self._rows = [row for row, _ in rows[len(answered) :]]

@@ -85,7 +85,7 @@ class RunText:
         model: Any = model_of(self._run)
         saved = read_object(self._run, CONFIG)
         self._data: dict[str, Any] = saved.get("data") or {}  # empty for a converted model
-        self.tokenizer = load_tokenizer(tokenizer or _tokenizer_of(self._run, self._data))
+        self.tokenizer: Tokenizer = load_tokenizer(tokenizer or _tokenizer_of(self._run, self._data))
         if tokenizer is not None and "data.tokenizer" not in allow:
             theirs = other_tokenizer(self._run, self.tokenizer)
             if theirs is not None:
@@ -94,19 +94,19 @@ class RunText:
                     "whose ids mean another text: leave out --tokenizer, or use it with --allow=data.tokenizer"
                 )
         check_vocabulary(self.tokenizer, model.vocab_size)
-        self.beginning = Beginning.of(self._run, saved, self.tokenizer)
+        self.beginning: Beginning = Beginning.of(self._run, saved, self.tokenizer)
         recorded: TemplateName | None = None
         if self._data.get("format") in get_args(ChatFormat):
             recorded = self._data["template"]
         elif self.tokenizer.config.get("chat_template"):
             recorded = "tokenizer"
-        self.template_name = template or recorded
+        self.template_name: TemplateName | None = template or recorded
         has_recorded = self.template_name == "tokenizer" == self._data.get("template")
         if template_option is None and has_recorded:
             template_option = self._data.get("template_option")
-        self.template_option = template_option or ""
+        self.template_option: str = template_option or ""
         original = hugging_face_tokens(self._run, model)
-        self.end_tokens = original.ends | {self.tokenizer.eos_id}
+        self.end_tokens: frozenset[int] = original.ends | {self.tokenizer.eos_id}
         """Tokens that end a text: the tokenizer's, and those of the model that came from Hugging Face."""
         self.context: int | None = run_context(saved) or original.context
         """Context, in tokens, with which the model was trained, or which its Hugging Face config.json names; None if

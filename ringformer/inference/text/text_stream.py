@@ -86,7 +86,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]):
         self._stops = stops
         self._held = ""
-        self.met = False
+        self.met: bool = False
         """True after a stop string; no more text follows."""
 
     def push(self, piece: str) -> str:

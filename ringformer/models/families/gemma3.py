@@ -79,7 +79,7 @@ def _write(config: Gemma3Config) -> dict[str, Any]:
     return write_ropes(config) | write_layer_types(config, 4096) | {"query_pre_attn_scalar": int(scalar)}
 
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208,
     "hidden_size": 2304,
     "intermediate_size": 9216,

@@ -10,7 +10,11 @@ from ringformer.ops.tokenwise.rope import OPTIONS, RopeScaling
 ROPE_TYPES: dict[str, Any] = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
 """Kind of a `RopeScaling` for each rope type of a config.json."""
 
-NEEDED = {"linear": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+NEEDED: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 """Parameters of a rope type that transformers has no values for."""
 
 LAYER_TYPES = {"full_attention": "F", "sliding_attention": "W"}

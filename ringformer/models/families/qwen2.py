@@ -57,7 +57,7 @@ def write_prefix(config: PatternConfig) -> dict[str, Any]:
     return write_rope(config) | write_layer_types(config) | {"use_sliding_window": windowed, "max_window_layers": first}
 
 
-PREFIX = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+PREFIX: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 DEFAULTS = usual(32768, (None, None, None), num_key_value_heads=32, **PREFIX)
 HUGGING_FACE = HuggingFace(
     "Qwen2ForCausalLM", "qwen2", {"hidden_act": ("silu", "swish")}, read_prefix, write_prefix, DEFAULTS

@@ -21,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Arguments of `SeedOssConfig`."""
 
-REQUIRED = {
+REQUIRED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "attention_bias": (True,),
     "attention_out_bias": (False,),

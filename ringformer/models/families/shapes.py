@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def shape(D, L, H, K, F, V=32000, d=None, **more) -> dict[str, Any]:
+def shape(D: int, L: int, H: int, K: int, F: int, V: int = 32000, d: int | None = None, **more: Any) -> dict[str, Any]:
     """Return the arguments of a configuration: D width, L layers, H and K heads, F feed-forward, V vocabulary, d head
     dim (D / H unless given), and others by name."""
     return (

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Float32, Float64, Int, UInt32
 
 from ringformer.ops.argument_checks import AnyArray
 
-OPTIONS = {
+OPTIONS: dict[str, tuple[str, ...]] = {
     "none": (),
     "linear": ("factor",),
     "yarn": (
