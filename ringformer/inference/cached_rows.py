@@ -89,18 +89,24 @@ class CachedRows:
         self.timings.prefill_seconds += time.perf_counter() - start
         self.timings.prefill_tokens += int(counts.sum())
         natural = np.argsort(order)[: max(map(len, rows))]
-        return Scores(*(np.asarray(x)[:, natural] for x in scores[0])) if scored else None
+        if not scored:
+            return None
+        return Scores(*(np.asarray(x)[:, natural] for x in scores[0]))
 
     def _decode(self, alive: Bool[np.ndarray, " B"], sampling: Sampling) -> Int32[np.ndarray, " B"]:
         """Draw a token of each row and append it to those that are alive; return the tokens. Raises FloatingPointError
         for logits that are not finite."""
-        numbers = np.array([sampling.temperature, 1.0 if sampling.top_p is None else sampling.top_p], np.float32)
+        top_p = 1.0 if sampling.top_p is None else sampling.top_p
+        numbers = np.array([sampling.temperature, top_p], np.float32)
         top_k = min(sampling.top_k or 1, self._programs.config.vocab_size)
         read = self._sizes.read(self._slots.top)
         slot = self._slots.take(np.where(alive, self.lengths, -1))
         control = np.array([sampling.seed, top_k, *slot, *alive], np.int32)
-        prefix = [] if self._begin is None else [self._begin._state.cache]
-        shared = 0 if self._begin is None else self._begin._sizes.capacity
+        prefix = []
+        shared = 0
+        if self._begin is not None:
+            prefix = [self._begin._state.cache]
+            shared = self._begin._sizes.capacity
         decode = self._programs.decode(len(alive), self._sizes.capacity, read, sampling.kind, shared)
         start = time.perf_counter()
         drawn, self._state = decode(self._weights, self._state, control, numbers, *prefix)

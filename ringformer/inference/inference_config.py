@@ -31,7 +31,8 @@ def inference_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tu
             f"attention {config.attention!r} was registered without visible(query, key, window), which decoding needs: "
             "pass it to register_attention"
         )
-    config = replace(config, attention=config.attention if own else "ring", layout=layout, ulysses=ulysses)
+    attention = config.attention if own else "ring"
+    config = replace(config, attention=attention, layout=layout, ulysses=ulysses)
     config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
     config.check_mesh(mesh)
     device = mesh.devices.flat[0]

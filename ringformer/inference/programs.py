@@ -80,9 +80,12 @@ class Programs:
         S = slots * self.mesh.shape["sp"]
         kv_shape = c.num_layers, rows, heads, S, c.head_dim
         spec = P(None, "dp", "tp", "sp")
-        int8 = self.cache_dtype == "int8"
-        kv = self._array(kv_shape, P(*spec, None), jnp.dtype(jnp.int8 if int8 else c.compute_dtype))
-        entries = Entries(kv, self._array(kv_shape[:-1], spec, jnp.float32) if int8 else None)
+        dtype = jnp.dtype(c.compute_dtype)
+        scales = None
+        if self.cache_dtype == "int8":
+            dtype = jnp.dtype(jnp.int8)
+            scales = self._array(kv_shape[:-1], spec, jnp.float32)
+        entries = Entries(self._array(kv_shape, P(*spec, None), dtype), scales)
         cache = Cache(entries, entries, self._array((rows, S), P("dp", "sp")))
         return State(cache, self._array((rows, c.vocab_size), P("dp"), jnp.float32), self._array((rows,), P("dp")))
 
@@ -121,8 +124,11 @@ class Programs:
         )
         beginning = [Beginning(x, self._pieces(prefix_reads, prefix)) for x in self._prefix(prefix)]
         prefill = partial(self._prefill, reads=reads, prefix_reads=prefix_reads, scored=scored)
-        results = _specs(state), *([Scores(TOKENS, TOKENS)] if scored else [])
-        shardings = jax.tree.map(lambda x: x.sharding, state), *([NamedSharding(self.mesh, P())] if scored else [])
+        results: tuple[Any, ...] = (_specs(state),)
+        shardings: tuple[Any, ...] = (jax.tree.map(lambda x: x.sharding, state),)
+        if scored:
+            results = (*results, Scores(TOKENS, TOKENS))
+            shardings = (*shardings, NamedSharding(self.mesh, P()))
         return self._lower(
             prefill,
             results,
@@ -207,7 +213,8 @@ class Programs:
         def gather(name, weights):
             return jax.tree.map(lambda share, x: share.gather(x), self._shares[name], weights)
 
-        return {"axes": Axes(sp="sp", tp="tp" if self.mesh.shape["tp"] > 1 else None), "gather": gather}
+        tp = "tp" if self.mesh.shape["tp"] > 1 else None
+        return {"axes": Axes(sp="sp", tp=tp), "gather": gather}
 
     def _prefill(
         self,
@@ -259,7 +266,9 @@ class Programs:
             **self._sharding,
         )
         gather = self._sharding["gather"]
-        scores = [Scores(*model.scores(x, chunk.targets, gather))] if scored else []
+        scores = []
+        if scored:
+            scores = [Scores(*model.scores(x, chunk.targets, gather))]
         ends = chunk.last >= 0
         here = (chunk.positions == chunk.last[:, None]) & ends[:, None]
         x = lax.psum(jnp.where(here[..., None], x, 0).sum(axis=1), ("sp", "tp"))

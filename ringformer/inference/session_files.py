@@ -109,7 +109,9 @@ def read_session(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no session in {folder}: name a folder that a session was saved to")
     with _advising(folder):
         hashes = tree_hashes(folder) if (folder / TREE).is_file() else read_manifest(folder)
-        described = (read_about(folder) or {}) if TREE in (hashes or {}) else {}
+        described: dict[str, Any] = {}
+        if hashes is not None and TREE in hashes:
+            described = read_about(folder) or {}
     if "session" not in described:
         raise ValueError(f"{folder} holds no session: name a folder that a session was saved to")
     return described

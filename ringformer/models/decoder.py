@@ -134,9 +134,12 @@ class Decoder(nnx.Module):
             x = embed(gather("embed", self.embed[...]).astype(c.compute_dtype), tokens)
             if c.embedding_scale is not None:
                 x *= jnp.asarray(c.embedding_scale, x.dtype)
-        positions, segment_ids = (None if a is None else enter_tp(a, axes) for a in (positions, segment_ids))
         if positions is None:
             positions = self._places(tokens.shape[1], axes)
+        else:
+            positions = enter_tp(positions, axes)
+        if segment_ids is not None:
+            segment_ids = enter_tp(segment_ids, axes)
         definition, stacked = nnx.split(self.layers)
 
         def layer(kind: LayerKind, x, of_layer, shared):
@@ -153,7 +156,8 @@ class Decoder(nnx.Module):
     def _places(self, length: int, axes: Axes):
         """Return the positions of this device's tokens, int32 [1, T]. `length` is the number of tokens that a tp rank
         holds."""
-        length *= 1 if axes.tp is None else lax.axis_size(axes.tp)
+        if axes.tp is not None:
+            length *= lax.axis_size(axes.tp)
         if axes.sp is None or not self.config.on_ring:
             return jnp.arange(length, dtype=jnp.int32)[None]
         return layouts.positions(self.config.layout, length, axes.sp, self.config.ulysses, axes.rings)[None]
@@ -172,19 +176,9 @@ def _attend(
     """Compute the config's attention, which keeps nothing."""
     if c.attention == "vanilla":
         return dense_attention(q, k, v, segment_ids=segment_ids, scale=c.logit_scale, window=kind.window or None), None
-    ring = c.on_ring and axes.sp is not None
-    ulysses = c.ulysses if ring else 1
-    o = c.attend(
-        q,
-        k,
-        v,
-        axis_name=axes.sp if ring else None,
-        layout=c.layout if ring else "contiguous",
-        segment_ids=segment_ids,
-        segments=segments,
-        ulysses=ulysses,
-        ring=c.ring,
-        rings=axes.rings if ring else 1,
-        **attention_options(c, kind, ulysses * q.shape[1]),
-    )
+    place: dict[str, Any] = {"axis_name": None, "layout": "contiguous", "ulysses": 1, "rings": 1}
+    if c.on_ring and axes.sp is not None:
+        place = {"axis_name": axes.sp, "layout": c.layout, "ulysses": c.ulysses, "rings": axes.rings}
+    options = attention_options(c, kind, place["ulysses"] * q.shape[1])
+    o = c.attend(q, k, v, segment_ids=segment_ids, segments=segments, ring=c.ring, **place, **options)
     return o, None

@@ -61,12 +61,15 @@ def with_kernel(
     if not isinstance(model, DecoderConfig):
         return model, ""
     generation = next((name for name, each in CHIPS.items() if each is chip), "")
-    halves = model.held_key_heads(tp) if model.ring == "both_ways" and ring_size > 1 and 0 in model.windows else None
+    halves = None
+    if model.ring == "both_ways" and ring_size > 1 and 0 in model.windows:
+        halves = model.held_key_heads(tp)
     kernel, why = _chosen(model, platform, generation, masks, halves)
     if model.kernel != "auto":
-        hint = f"; auto would be {kernel}" if model.kernel == "xla" != kernel else ""
+        why = "as configured"
+        if model.kernel == "xla" != kernel:
+            why += f"; auto would be {kernel}"
         kernel = model.kernel
-        why = f"as configured{hint}"
     _check(model, kernel, platform, masks, chip, halves)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
@@ -125,7 +128,8 @@ def _chunks(model: DecoderConfig, generation: str, chip: Chip | None, most: int)
         q_chunk = max(FEWEST, q_chunk // 2 // LANES * LANES)
     while k_chunk > FEWEST and not _fits(model, chip, q_chunk, k_chunk):
         k_chunk = max(FEWEST, k_chunk // 2 // LANES * LANES)
-    return (q_chunk, k_chunk), f"tuned for {generation}" if tuned else "not tuned"
+    source = f"tuned for {generation}" if tuned else "not tuned"
+    return (q_chunk, k_chunk), source
 
 
 def _fits(model: DecoderConfig, chip: Chip | None, q_chunk: int, k_chunk: int) -> bool:
@@ -135,7 +139,9 @@ def _fits(model: DecoderConfig, chip: Chip | None, q_chunk: int, k_chunk: int) -
 
 
 def _vmem(chip: Chip | None) -> int:
-    return chip.tensor_cores.vmem_bytes if chip and chip.tensor_cores else VMEM
+    if chip is None or chip.tensor_cores is None:
+        return VMEM
+    return chip.tensor_cores.vmem_bytes
 
 
 def _check(
@@ -144,8 +150,10 @@ def _check(
     """Raise ValueError if a kernel cannot compute the model. `halves`: key heads of which half travel each way; None:
     none do."""
     check_kernel(kernel, jnp.dtype(model.compute_dtype), platform, chip)
-    cores = chip.multiprocessors if chip else None
-    check_head_size(kernel, model.head_dim, cores.compute_capability if cores else None)
+    capability = None
+    if chip is not None and chip.multiprocessors is not None:
+        capability = chip.multiprocessors.compute_capability
+    check_head_size(kernel, model.head_dim, capability)
     check_masks(kernel, "ascending" if masks else None, model.layout)
     if model.window and 0 not in model.windows:  # else XLA computes the layers with a window
         check_logits(kernel, model.window, None)

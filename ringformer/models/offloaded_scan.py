@@ -62,8 +62,13 @@ def offloaded_scan(
             return jax.tree.map(lambda row: jax.device_put(_row(row, i), jax.memory.Space.Device), kept)
 
         def turn(carry, row):
-            (dy, here), (i, weights) = carry, row
-            here, following = (here, fetch(jnp.maximum(i - 1, 0))) if ahead else (fetch(i), None)
+            dy, here = carry
+            i, weights = row
+            following = None
+            if ahead:
+                following = fetch(jnp.maximum(i - 1, 0))
+            else:
+                here = fetch(i)
             dx, dweights, _ = _whole(here, (weights, shared))(dy)
             return (dx, following), dweights
 

@@ -30,10 +30,8 @@ class PatternConfig(DecoderConfig):
             )
         windowed = "W" in self.letters
         if windowed != (self.window > 0):
-            raise ValueError(
-                f"window={self.window} with layer_types={self.layer_types!r}: "
-                + ("layers W need a window" if windowed else "no layer W has it; set window=0")
-            )
+            why = "layers W need a window" if windowed else "no layer W has it; set window=0"
+            raise ValueError(f"window={self.window} with layer_types={self.layer_types!r}: {why}")
 
     @property
     def letters(self) -> str:
@@ -42,8 +40,9 @@ class PatternConfig(DecoderConfig):
 
     def kind_of(self, letter: str) -> LayerKind:
         """Return what a letter stands for."""
+        window = self.window if letter == "W" else 0
         theta = None if letter == "N" else self.rope_theta
-        return LayerKind(self.window if letter == "W" else 0, theta, self.rope_scaling)
+        return LayerKind(window, theta, self.rope_scaling)
 
     @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -62,7 +61,9 @@ class LocalRopeConfig(PatternConfig):
 
     def kind_of(self, letter: str) -> LayerKind:
         """Return what a letter stands for."""
-        return LayerKind(self.window, self.local_theta) if letter == "W" else super().kind_of(letter)
+        if letter == "W":
+            return LayerKind(self.window, self.local_theta)
+        return super().kind_of(letter)
 
 
 def shortest_pattern(letters: str) -> str:
