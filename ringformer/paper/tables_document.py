@@ -1,6 +1,8 @@
 """Writer of docs/tables.md and its figures, from closed forms and from compiled attempts."""
 
 import re
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +41,10 @@ class Results(NamedTuple):
     def beside(contexts: Path) -> "Results":
         """Return the results in the folder of Table 3's attempts."""
         return Results(
-            contexts, *(contexts.with_name(name) for name in ("activations.json", "table4.json", "table5.json"))
+            contexts,
+            contexts.with_name("activations.json"),
+            contexts.with_name("table4.json"),
+            contexts.with_name("table5.json"),
         )
 
 
@@ -49,7 +54,7 @@ def write_tables(results: Results, folder: Path) -> list[str]:
     runs = read_runs(results.mfu)
     agents = read(results.trajectories)
     text = page(attempts, runs, activation_memory.read(results.activations), agents)
-    names = [f"figures/{name}.svg" for name in ("longest_contexts", "training_cost", "training_mfu")]
+    names = ["figures/longest_contexts.svg", "figures/training_cost.svg", "figures/training_mfu.svg"]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     draw_longest_contexts(contexts(attempts), path=folder / names[0])
     draw_training_cost(path=folder / names[1])
@@ -66,23 +71,30 @@ def page(
 ) -> str:
     """Return the text of tables.md, from the contents of the files of results."""
     v4 = efficiency("v4")
-    tried = [attempt for cell in attempts.values() for attempt in cell]
-    part = r"^\d+% of the computation by ([^,]*), the rest", r"\1 for a part of the computation, and for the rest"
-    sources = {re.sub(*part, attempt["seconds_source"]) for attempt in tried if attempt["fits"]}
-    rings = {name: best for name, cell in attempts.items() if "/ring/" in name and (best := longest(cell))}
-    kernels = [cell for cell in cells() if cell.kernel != "xla"]
-    shorter = [cell.name for cell in kernels if 0 < _reached(attempts, cell) < _reached(attempts, cell.with_xla)]
+    tried = list(chain.from_iterable(attempts.values()))
+    as_in_paper, single, baselines = [], [], []
+    for row in ROWS:
+        as_in_paper.append(_ring_row(row, row.sequences, attempts))
+        baselines.append(_baseline_row(row, attempts))
+        if row.sequences > 1:
+            single.append(_ring_row(row, 1, attempts))
+    kernels, shorter_kernels = [], []
+    for cell in cells():
+        if cell.kernel != "xla":
+            kernels.append(_kernel_row(cell, attempts))
+            if 0 < _reached(attempts, cell) < _reached(attempts, cell.with_xla):
+                shorter_kernels.append(cell.name)
     fields = {
-        "paper_m": [_ring_row(row, row.sequences, attempts) for row in ROWS],
-        "single": [_ring_row(row, 1, attempts) for row in ROWS if row.sequences > 1],
+        "paper_m": as_in_paper,
+        "single": single,
         "hours": [f"{MAX_STEP_SECONDS / 3600:g}"],
         "seconds": [f"{MAX_STEP_SECONDS:,.0f}"],
         "counted": [f"{USUAL} (v4: {v4.pairs:.0%} and {v4.products:.0%})"],
-        "kernels": [_kernel_row(cell, attempts) for cell in kernels],
-        "shorter_kernels": [f"These contexts are shorter with the kernel: {', '.join(shorter) or 'none'}."],
-        "baselines": [_baseline_row(row, attempts) for row in ROWS],
+        "kernels": kernels,
+        "shorter_kernels": [f"These contexts are shorter with the kernel: {', '.join(shorter_kernels) or 'none'}."],
+        "baselines": baselines,
         "shorter_baselines": _shorter_baselines(attempts),
-        "executables": with_compilers((_executable(name, best), best) for name, best in rings.items()),
+        "executables": _executables(attempts),
         "scaling": [_scaling_row(row, attempts) for row in (*SCALING, ROWS[-1])],
         "mfu_float32": mfu_table.rows(runs, "float32"),
         "mfu_bfloat16": mfu_table.rows(runs, "bfloat16"),
@@ -92,10 +104,22 @@ def page(
         "target": [activation_memory.TARGET],
         "activations": [_activations_row(kind, activations[kind]) for kind in ATTENTION if kind in activations],
         "hidden": _smallest_local_lengths(),
-        "sources": [f"- {source}" for source in sorted(sources)],
-        "compilers": [f"- {compiler}" for compiler in sorted({attempt["compiled_by"] for attempt in tried})],
+        "sources": _listed(_source(attempt) for attempt in tried if attempt["fits"]),
+        "compilers": _listed(attempt["compiled_by"] for attempt in tried),
     }
-    return PAGE.format(**{name: "\n".join(filter(None, lines)) for name, lines in fields.items()})
+    texts = {name: "\n".join(filter(None, lines)) for name, lines in fields.items()}
+    return PAGE.format(**texts)
+
+
+def _listed(texts: Iterable[str]) -> list[str]:
+    """Return the distinct texts as a list in Markdown."""
+    return [f"- {text}" for text in sorted(set(texts))]
+
+
+def _source(attempt: dict[str, Any]) -> str:
+    """Return on what an attempt's seconds are based, whatever the shares of the computation."""
+    part = r"^\d+% of the computation by ([^,]*), the rest"
+    return re.sub(part, r"\1 for a part of the computation, and for the rest", attempt["seconds_source"])
 
 
 def _reached(attempts: max_context.Results, cell: Cell) -> int:
@@ -110,13 +134,18 @@ def _longest_text(attempts: list[dict[str, Any]], paper: int | None = None) -> s
     best = longest(attempts)
     failed = [a["seq_len"] for a in attempts if not a["fits"]]
     if best is None:
-        return f"< {min(failed) // K:,}K" if failed else ""
-    sign = "" if 2 * best["seq_len"] in failed else "≥ "
-    return sign + _length(best["seq_len"], paper)
+        return f"< {_length(min(failed))}" if failed else ""
+    text = _length(best["seq_len"], paper)
+    if 2 * best["seq_len"] in failed:
+        return text
+    return f"≥ {text}"
 
 
 def _length(tokens: int, paper: int | None = None) -> str:
-    return f"{tokens // K:,}K" + (f" ({tokens / paper:g}×)" if paper else "")
+    text = f"{tokens // K:,}K"
+    if paper:
+        return f"{text} ({tokens / paper:g}×)"
+    return text
 
 
 def _fits_text(attempts: list[dict[str, Any]], paper: int) -> str:
@@ -126,7 +155,9 @@ def _fits_text(attempts: list[dict[str, Any]], paper: int) -> str:
     if best is None:
         return text
     seconds = best["step_seconds_model"]
-    return f"{text} **⚠ {seconds / DAY:.1f} days**" if seconds > DAY else f"{text} {_seconds(seconds)}"
+    if seconds > DAY:
+        return f"{text} **⚠ {seconds / DAY:.1f} days**"
+    return f"{text} {_seconds(seconds)}"
 
 
 def _seconds(seconds: float) -> str:
@@ -142,12 +173,21 @@ def _within_text(cell: Cell, attempts: list[dict[str, Any]]) -> str:
     return f"~ {_length(counted, cell.paper)}" if counted else ""
 
 
+def _columns(cell: Cell, attempts: max_context.Results) -> str:
+    """Format two cells: the longest context that fits, and the longest whose step takes an hour."""
+    tried = attempts[cell.name]
+    return f"{_fits_text(tried, cell.paper)} | {_within_text(cell, tried)}"
+
+
+def _rings(row: Row, sequences: int) -> list[Cell]:
+    return [Cell(row, "ring", regime, sequences) for regime in REGIMES]
+
+
 def _ring_row(row: Row, sequences: int, attempts: max_context.Results) -> str:
     """Return the ring's longest contexts in three regimes."""
-    cells = [Cell(row, "ring", regime, sequences) for regime in REGIMES]
-    tried = {cell: attempts[cell.name] for cell in cells}
-    columns = [f"{_fits_text(of_cell, cell.paper)} | {_within_text(cell, of_cell)}" for cell, of_cell in tried.items()]
-    paper = f"{cells[0].paper // K:,}K"
+    rings = _rings(row, sequences)
+    columns = [_columns(ring, attempts) for ring in rings]
+    paper = _length(rings[0].paper)
     return f"| {row.target} | {row.size} | {row.devices}/{sequences} | {paper} | {' | '.join(columns)} |"
 
 
@@ -156,11 +196,8 @@ def _kernel_row(cell: Cell, attempts: max_context.Results) -> str:
     row = cell.row
     regime = "bf16 + offload" if cell.regime.offload else "bf16"
     kernel = cell.workload(cell.paper).model.kernel
-    pair = [(c, attempts[c.name]) for c in (cell.with_xla, cell)]
-    columns = [f"{_fits_text(tried, cell.paper)} | {_within_text(c, tried)}" for c, tried in pair]
-    return (
-        f"| {row.target} | {row.size} | {row.devices}/{cell.sequences} | {kernel} | {regime} | {' | '.join(columns)} |"
-    )
+    columns = f"{_columns(cell.with_xla, attempts)} | {_columns(cell, attempts)}"
+    return f"| {row.target} | {row.size} | {row.devices}/{cell.sequences} | {kernel} | {regime} | {columns} |"
 
 
 def _baseline_cells(row: Row) -> list[Cell]:
@@ -175,13 +212,27 @@ def _baseline_row(row: Row, attempts: max_context.Results) -> str:
 
 def _shorter_baselines(attempts: max_context.Results) -> list[str]:
     """Name the baselines whose context is shorter than the paper's, and the reason."""
-    shorter = [
-        f"{cell.attention.replace('_', ' ')} of {row.target} {row.size} ({reached // K}K of {cell.paper // K}K)"
-        for row in ROWS
-        for cell in _baseline_cells(row)
-        if 0 < (reached := _reached(attempts, cell)) < cell.paper
-    ]
-    return [f"These contexts are shorter than the paper's: {', '.join(shorter)}.", BLOCKWISE] if shorter else []
+    shorter = []
+    for row in ROWS:
+        for cell in _baseline_cells(row):
+            reached = _reached(attempts, cell)
+            if 0 < reached < cell.paper:
+                attention = cell.attention.replace("_", " ")
+                lengths = f"{reached // K}K of {cell.paper // K}K"
+                shorter.append(f"{attention} of {row.target} {row.size} ({lengths})")
+    if not shorter:
+        return []
+    return [f"These contexts are shorter than the paper's: {', '.join(shorter)}.", BLOCKWISE]
+
+
+def _executables(attempts: max_context.Results) -> list[str]:
+    """Return a row for the longest ring of each cell."""
+    rows = []
+    for name, tried in attempts.items():
+        best = longest(tried)
+        if best and "/ring/" in name:
+            rows.append((_executable(name, best), best))
+    return with_compilers(rows)
 
 
 def _executable(name: str, best: dict[str, Any]) -> str:
@@ -191,12 +242,13 @@ def _executable(name: str, best: dict[str, Any]) -> str:
     chip = find_target(name.partition("/")[0]).chip
     programs = len(best.get("programs", [1]))  # the oldest attempts compiled one program only
     judged = "the train step" if programs == 1 else f"all {programs} programs"
+    code = "machine code" if best["generated_code"] else "schedule"
     return (
         f"| {name} | {best['seq_len']:,} | {best['peak_bytes'] / GiB:.2f} of {chip.hbm_bytes / GiB:.2f} | "
         f"{best['host_bytes'] / GiB:.1f} | {best['head_groups']} | {best['remat_group']} | "
         f"{best['exposed_in_ring_loops_bytes'] / ring:.2%} | {best['exposed_permute_bytes'] / ring:.2%} | "
         f"{best['max_link_hops'] or '-'} | {best['step_seconds_model']:,.0f} | {seconds_by(best)} | "
-        f"{judged}, {'machine code' if best['generated_code'] else 'schedule'} |"
+        f"{judged}, {code} |"
     )
 
 
@@ -214,18 +266,22 @@ def _scaling_row(row: Row, attempts: max_context.Results) -> str:
 
 def _activations_row(kind: str, held: dict[str, Any]) -> str:
     """Return the activations of a layer by the paper's closed form, and the growth of compiled programs."""
-    sizes = " | ".join(f"{held[f'{part}_bytes'] / 2**20:,.0f}" for part in ("paper", "forward", "backward"))
-    return f"| {kind.replace('_', ' ')} | {held['local_tokens']:,} | {FORMULAS[kind]} | {sizes} |"
+    sizes = [f"{held[f'{part}_bytes'] / 2**20:,.0f}" for part in ("paper", "forward", "backward")]
+    return f"| {kind.replace('_', ' ')} | {held['local_tokens']:,} | {FORMULAS[kind]} | {' | '.join(sizes)} |"
 
 
 def _smallest_local_lengths() -> list[str]:
     """Return the smallest local lengths that hide the ring, for each chip."""
-    seven, grouped = (LlamaConfig(**preset(name)) for name in ("llama_7b", "llama3_8b"))
+    seven = LlamaConfig(**preset("llama_7b"))
+    grouped = LlamaConfig(**preset("llama3_8b"))
     rows = []
     for chip in CHIPS.values():
-        lengths = [smallest_local_length(seven, chip, causal=False)]
-        lengths += [smallest_local_length(m, chip, backward=b) for m in (seven, grouped) for b in (False, True)]
-        rows.append(f"| {chip.name} | " + " | ".join(f"{length:,.0f}" for length in lengths) + " |")
+        row = f"| {chip.name} | {smallest_local_length(seven, chip, causal=False):,.0f} |"
+        for model in (seven, grouped):
+            forward = smallest_local_length(model, chip)
+            backward = smallest_local_length(model, chip, backward=True)
+            row += f" {forward:,.0f} | {backward:,.0f} |"
+        rows.append(row)
     return rows
 
 
@@ -233,9 +289,12 @@ def contexts(attempts: max_context.Results) -> list[Contexts]:
     """Return the ring columns of Table 3 with the paper's number of sequences, for the figure."""
     rows = []
     for row in ROWS:
-        rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES]
-        best = [longest(attempts[ring.name]) for ring in rings]
-        ours = tuple(attempt["seq_len"] if attempt else None for attempt in best)
-        days = tuple(attempt["step_seconds_model"] / DAY if attempt else 0.0 for attempt in best)
-        rows.append(Contexts(row.target, row.size, rings[0].paper, ours, days))
+        rings = _rings(row, row.sequences)
+        ours: list[int | None] = []
+        days = []
+        for ring in rings:
+            best = longest(attempts[ring.name])
+            ours.append(best["seq_len"] if best else None)
+            days.append(best["step_seconds_model"] / DAY if best else 0.0)
+        rows.append(Contexts(row.target, row.size, rings[0].paper, tuple(ours), tuple(days)))
     return rows
