@@ -57,12 +57,16 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
     """Compile the kinds of attention that the file `path` lacks; the file is written after each kind."""
     kinds = read(path)
     target = find_target(TARGET)
-    for kind in (kind for kind in ATTENTION if kind not in kinds):
+    for kind in ATTENTION:
+        if kind in kinds:
+            continue
         model = LlamaConfig(**preset("llama_7b") | {"num_layers": LAYERS, "attention": kind})
         temporaries: dict[str, list[int]] = {EVALUATION: [], TRAIN_STEP: []}
         for c in LENGTHS[kind]:
             log(f"[table 1] {kind}, {c:,} tokens per device")
-            mesh, seq_len, batch = ("1,1,1,-1", c * DEVICES, 1) if kind == "ring" else ("1,-1,1,1", c, DEVICES)
+            mesh, seq_len, batch = "1,-1,1,1", c, DEVICES
+            if kind == "ring":
+                mesh, seq_len, batch = "1,1,1,-1", c * DEVICES, 1
             for program, sizes in temporaries.items():
                 size = compile_apart(Workload(model, target, mesh, seq_len, batch), program).temp_bytes
                 if size is None:

@@ -57,17 +57,22 @@ def _read_cells(path: Path, kind: Any, description: str, more: dict[str, Any]) -
     for name, tried in cells.items():
         if not isinstance(tried, kind):
             raise damaged(path, f"{name} is not {description}")
-        named = tried if kind is dict else {f"attempt {i}": attempt for i, attempt in enumerate(tried)}
-        for which, attempt in named.items():
-            check_fields(path, f"{which} of {name}", attempt, TRIED | more)
-            check_fields(path, f"{which} of {name}", attempt, FITTING if attempt["fits"] else {})
+        if kind is list:
+            tried = {f"attempt {i}": attempt for i, attempt in enumerate(tried)}
+        for which, attempt in tried.items():
+            where = f"{which} of {name}"
+            check_fields(path, where, attempt, TRIED | more)
+            if attempt["fits"]:
+                check_fields(path, where, attempt, FITTING)
     return cells
 
 
 def entries(path: Path, key: str) -> dict[str, Any]:
     """Read the object at a key of a file of results; empty if there is no file."""
+    if not path.exists():
+        return {}
     try:
-        content = json.loads(path.read_text()) if path.exists() else {key: {}}
+        content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"it is not JSON: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get(key), dict):
@@ -80,8 +85,10 @@ def check_fields(path: Path, where: str, entry: Any, wanted: Mapping[str, Any]) 
     if not isinstance(entry, dict):
         raise damaged(path, f"{where} is not an object")
     for name, kind in wanted.items():
-        if not isinstance(entry.get(name, ...), kind):
-            raise damaged(path, f"{where} has {'another type of' if name in entry else 'no'} {name!r}")
+        if name not in entry:
+            raise damaged(path, f"{where} has no {name!r}")
+        if not isinstance(entry[name], kind):
+            raise damaged(path, f"{where} has another type of {name!r}")
 
 
 def damaged(path: Path, why: str) -> ValueError:

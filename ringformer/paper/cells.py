@@ -1,6 +1,7 @@
 """Cells of the paper's Table 3 and of more rows: each is a setup whose longest context is searched for."""
 
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar, NamedTuple
 
 from ringformer.estimate.search.longest_context import longest_start
@@ -82,7 +83,9 @@ class Regime(NamedTuple):
         """Return the multiple of the paper's ring column that this regime should reach."""
         if row.target == "32xA100-80":
             return 2 if self.offload else 1
-        return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[self.name]
+        if row.target == "v3-512" and self.name == "bfloat16":
+            return 8
+        return {"float32": 2, "bfloat16": 4, "offload": 8}[self.name]
 
 
 REGIMES = (Regime("float32"), Regime("bfloat16"), Regime("bfloat16", offload=True))
@@ -115,7 +118,9 @@ class Cell(NamedTuple):
         m = self.sequences
         options = self.regime._asdict() | dict(fetch_ahead=not self.regime.offload, kernel=self.kernel)
         model = LlamaConfig(**preset(self.row.model) | options | {"attention": self.attention})
-        mesh_dim, batch_size = (f"1,{m},1,{n // m}", m) if self.attention == "ring" else (f"1,{n},1,1", n)
+        mesh_dim, batch_size = f"1,{n},1,1", n
+        if self.attention == "ring":
+            mesh_dim, batch_size = f"1,{m},1,{n // m}", m
         workload = Workload(model, find_target(self.target), mesh_dim, seq_len, batch_size, name=self.row.model)
         return workload.with_kernel()[0]
 
@@ -143,10 +148,18 @@ def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
     scaling series, and rings with kernels."""
     scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if not row.paper]
     papers = [row for row in rows if row.paper]
-    rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in papers]
-    single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in papers if row.sequences > 1]
-    baselines = [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[2::-1] for row in papers]
-    plain = [cell for cell in rings + single if cell.regime == REGIMES[1]]
-    kernels = [cell._replace(regime=regime, kernel="auto") for regime in REGIMES[1:] for cell in plain]
-    kernels = [cell for cell in kernels if cell.workload(1024 * K).model.kernel != "xla"]
+    rings, single = [], []
+    for regime, row in product(REGIMES[::-1], papers):
+        rings.append(Cell(row, "ring", regime, row.sequences))
+        if row.sequences > 1:
+            single.append(Cell(row, "ring", regime, 1))
+    baselines = []
+    for kind, row in product(ATTENTION[2::-1], papers):
+        baselines.append(Cell(row, kind, REGIMES[0], row.devices))
+    kernels = []
+    for regime in REGIMES[1:]:
+        for ring in rings + single:
+            cell = ring._replace(regime=regime, kernel="auto")
+            if ring.regime == REGIMES[1] and cell.workload(1024 * K).model.kernel != "xla":
+                kernels.append(cell)
     return rings + single + baselines + scaling + kernels

@@ -57,14 +57,12 @@ def _tables(args: argparse.Namespace) -> None:
         raise ValueError(f"--row={args.row} is not a row; rows: {', '.join(row.name for row in every_row)}")
     whole = not (args.row or args.only or args.passes == 0)
     of_rows = cells.cells(rows)
-    searched = [cell for cell in of_rows if args.only in cell.name]
-
-    def selected(table: str, every_cell: list[Any]) -> list[Any]:
-        named = whole or args.only.startswith(table)
-        return [cell for cell in every_cell if named and args.only in cell.name]
-
-    compared = selected(training_mfu.TABLE, training_mfu.cells())
-    agents = selected(trajectories.TABLE, trajectories.cells())
+    searched = _named(of_rows, args.only)
+    compared, agents = [], []
+    if whole or args.only.startswith(training_mfu.TABLE):
+        compared = _named(training_mfu.cells(), args.only)
+    if whole or args.only.startswith(trajectories.TABLE):
+        agents = _named(trajectories.cells(), args.only)
     if Path(args.out).is_dir():
         raise ValueError(f"--out={args.out} is a folder; give a JSON file, e.g. results/max_context.json")
     if args.docs is not None and (not args.docs or Path(args.docs).is_file()):
@@ -95,8 +93,12 @@ def _tables(args: argparse.Namespace) -> None:
         log(f"{changed} attempts have new seconds by the current closed form")
     searches = {files.contexts: searched, files.trajectories: agents}
     runs = read_runs(files.mfu)
-    made = [(cell.target, a) for path, wanted in searches.items() for cell in wanted for a in read(path)[cell.name]]
-    made += [(cell.target, a) for cell in compared for a in runs.get(cell.name, {}).values()]
+    made = []
+    for path, wanted in searches.items():
+        for cell in wanted:
+            made += [(cell.target, attempt) for attempt in read(path)[cell.name]]
+    for cell in compared:
+        made += [(cell.target, run) for run in runs.get(cell.name, {}).values()]
     for line in other_compilers(made):
         print(line, file=sys.stderr)
     if whole or args.only == "table1":
@@ -113,3 +115,8 @@ def _tables(args: argparse.Namespace) -> None:
         print(*max_context.beside_paper(searched, columns), sep="\n")
     filled = [path for path, wanted in (searches | {files.mfu: compared}).items() if wanted]
     print(*filled or [files.activations], *pages, sep=", ")
+
+
+def _named(cells: list[Any], part: str) -> list[Any]:
+    """Return the cells whose name contains a text."""
+    return [cell for cell in cells if part in cell.name]

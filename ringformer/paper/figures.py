@@ -4,6 +4,7 @@ Each function takes its data and the path to write; the suffix selects SVG or PN
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -28,14 +29,18 @@ class Contexts(NamedTuple):
     days: tuple[float, ...] = (0.0, 0.0, 0.0)
     """Modelled days of one step at these contexts."""
 
+    @property
+    def longest(self) -> int:
+        """The longest context, the paper's or ours."""
+        return max([self.paper, *filter(None, self.ours)])
+
 
 @drawn
 def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
     """Draw Table 3 as dots on a log axis: the paper's context, ours, and our multiples of the paper's."""
     figure, axes = plt.subplots(figsize=(8.6, 0.42 * len(rows) + 1.4), layout="constrained")
-    longest = [max(row.paper, *(length or 0 for length in row.ours)) for row in rows]
     for y, row in enumerate(rows):
-        axes.plot([row.paper, longest[y]], [y, y], color=RULE, linewidth=2, zorder=1)
+        axes.plot([row.paper, row.longest], [y, y], color=RULE, linewidth=2, zorder=1)
         size = 15 if row.paper in row.ours else 7  # if both are equal, the paper's dot is a ring around ours
         axes.plot(row.paper, y, "o", markersize=size, color="white", markeredgecolor=FAINT, markeredgewidth=1.5)
         for i, (length, color, days) in enumerate(zip(row.ours, REGIMES.values(), row.days, strict=True)):
@@ -49,19 +54,23 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
             if not after:
                 label(axes, f"{length / row.paper:g}×", (length, y), (8, 0), color=color, fontweight="bold")
             if days > 1:
-                side, shift = ("right", -3) if after else ("left", 3) if before else ("center", 0)
+                side, shift = "center", 0
+                if before:
+                    side, shift = "left", 3
+                if after:
+                    side, shift = "right", -3
                 style = {"ha": side, "va": "baseline", "fontsize": 7, "color": color}
                 label(axes, f"{days:.1f} days", (length, y), (shift, -13), **style)
             if y == 0:
-                last = i == len(REGIMES) - 1
-                style = {"ha": "left" if last else "center", "va": "baseline", "color": color}
-                label(axes, [*REGIMES][i], (length, 0), (-6 if last else 0, 11 + 12 * after), **style)
+                side, shift = ("left", -6) if i == len(REGIMES) - 1 else ("center", 0)
+                style = {"ha": side, "va": "baseline", "color": color}
+                label(axes, [*REGIMES][i], (length, 0), (shift, 11 + 12 * after), **style)
         if y and row.hardware != rows[y - 1].hardware:
             axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
     label(axes, "paper", (rows[0].paper, 0), (0, 11), ha="center", va="baseline", color=FAINT)
     axes.set_yticks(range(len(rows)), [f"{row.hardware}   {row.model:>3}" for row in rows], color=INK)
     axes.set_ylim(len(rows) - 0.4, -1.3)
-    log_tokens(axes, min(row.paper for row in rows), max(longest))
+    log_tokens(axes, min(row.paper for row in rows), max(row.longest for row in rows))
     axes.set_xlabel(
         "longest context that trains, in tokens (compiled; × the paper's context; float32 is like for like)\n"
         "days: modelled duration of one step, if it exceeds a day"
@@ -107,15 +116,16 @@ def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple
       rows: rows of results/overlap.json, with target, local, forward_cover_over_link and backward_cover_over_link.
       smallest: smallest local length that hides a hop by the closed form, by (target, "forward" or "backward").
     """
-    targets = list(dict.fromkeys(row["target"] for row in rows))
+    by_target = defaultdict(list)
+    for row in rows:
+        by_target[row["target"]].append(row)
     lengths = sorted({row["local"] for row in rows})
     figure, both = plt.subplots(1, 2, figsize=(8.6, 3.9), sharey=True, layout="constrained")
     for axes, name in zip(both, ("forward", "backward"), strict=True):
         axes.axhspan(0.25, 1, color="#fbe9e7", linewidth=0)
-        for target, color in zip(targets, cycle(RANK_COLORS), strict=False):
-            mine = [row for row in rows if row["target"] == target]
+        for (target, mine), color in zip(by_target.items(), cycle(RANK_COLORS), strict=False):
+            axes.plot(lengths, np.divide(lengths, smallest[target, name]), color=color, alpha=0.35)
             covers = [row[f"{name}_cover_over_link"] for row in mine]
-            axes.plot(lengths, [x / smallest[target, name] for x in lengths], color=color, alpha=0.35)
             axes.plot([row["local"] for row in mine], covers, "o", color=color, markersize=6)
             name_of_chip = target.split(":")[0]
             end = (lengths[-1], covers[-1])
@@ -144,12 +154,15 @@ def draw_parallelism(
       points: (way, tokens on a device, seconds) of compiled steps.
     """
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-    fastest = [min(seconds) for seconds in zip(*lines.values(), strict=True)]
+    fastest = np.min(list(lines.values()), axis=0)
     for (name, seconds), color in zip(lines.items(), cycle(RANK_COLORS), strict=False):
-        ratios = [s / best for s, best in zip(seconds, fastest, strict=True)]
-        axes.plot(tokens, ratios, color=color, linewidth=1.8, label=name)
-        mine = [(n, s / fastest[list(tokens).index(n)]) for way, n, s in points if way == name]
-        axes.plot([n for n, _ in mine], [ratio for _, ratio in mine], "o", color=color, markersize=6)
+        axes.plot(tokens, np.divide(seconds, fastest), color=color, linewidth=1.8, label=name)
+        compiled, ratios = [], []
+        for way, n, taken in points:
+            if way == name:
+                compiled.append(n)
+                ratios.append(taken / fastest[list(tokens).index(n)])
+        axes.plot(compiled, ratios, "o", color=color, markersize=6)
     log_tokens(axes, tokens[0], tokens[-1], ticks=tokens, pad=1.35)
     axes.legend(frameon=False)
     axes.set_ylabel("seconds of a step / fastest line")

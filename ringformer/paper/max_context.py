@@ -37,7 +37,10 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
     for _ in count() if passes is None else range(passes):
         results = read(path)
         learned = False
-        pending = [(c, n) for c in wanted if (n := _next_length(c, results))]
+        pending = []
+        for cell in wanted:
+            if seq_len := _next_length(cell, results):
+                pending.append((cell, seq_len))
         pending.sort(key=lambda item: len(results[item[0].name]))  # cells with the fewest attempts first
         for i, (cell, seq_len) in enumerate(pending, 1):
             log(f"[{i}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
@@ -59,9 +62,11 @@ def _attempt(workload: Workload, log: Callable[[str], None]) -> dict[str, Any] |
     except CompilerFailure as error:
         log(f"  the compiler broke down: {error}")
         return None
-    host = "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of a host's memory,"
+    verdict = "fits:" if answer["fits"] else "does not fit:"
+    if not answer["fits_host"]:
+        verdict += f" {answer['host_bytes'] / GiB:.0f} GiB of a host's memory,"
     log(
-        f"  {'fits' if answer['fits'] else 'does not fit'}:{host} {answer['peak_bytes'] / GiB:.2f} of "
+        f"  {verdict} {answer['peak_bytes'] / GiB:.2f} of "
         f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s"
     )
     return answer
@@ -69,18 +74,23 @@ def _attempt(workload: Workload, log: Callable[[str], None]) -> dict[str, Any] |
 
 def _next_length(cell: Cell, results: Results) -> int | None:
     """Return the length to compile next; None: the cell is complete."""
-    attempted = {a["seq_len"] for a in results[cell.name]}
+    attempts = results[cell.name]
+    attempted = {a["seq_len"] for a in attempts}
     if required := set(cell.row.required_lengths(cell.attention)) - attempted:
         return min(required)
-    longer = next_length(results[cell.name], _first_length(cell, results))
-    return counted_within(results[cell.name], cell.workload) if longer is None and cell.kernel != "xla" else longer
+    longer = next_length(attempts, _first_length(cell, results))
+    if longer is None and cell.kernel != "xla":
+        return counted_within(attempts, cell.workload)
+    return longer
 
 
 def _first_length(cell: Cell, results: Results) -> int:
     """Return the first length of a search. For a cell with a kernel, it is the longest length that fits without the
     kernel."""
     without = longest(results[cell.with_xla.name])
-    return without["seq_len"] if cell.kernel != "xla" and without else cell.first_length
+    if without and cell.kernel != "xla":
+        return without["seq_len"]
+    return cell.first_length
 
 
 def longest(attempts: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -91,14 +101,22 @@ def longest(attempts: list[dict[str, Any]]) -> dict[str, Any] | None:
 def beside_paper(wanted: list[Cell], columns: dict[str, Results]) -> list[str]:
     """Return the lines of a table with the longest context of each cell, in tokens: in the paper, and in each of
     `columns` (attempts, by the column's title)."""
-    rows = [("cell", "paper", *columns)]
+    rows = [["cell", "paper", *columns]]
+    compilers: set[str] = set()
     for cell in wanted:
-        paper = f"{cell.paper:,}" if cell.row.paper else "-"
-        rows.append((cell.name, paper, *(_longest_text(cell, results) for results in columns.values())))
+        row = [cell.name, f"{cell.paper:,}" if cell.row.paper else "-"]
+        for results in columns.values():
+            row.append(_longest_text(cell, results))
+            compilers.update(a["compiled_by"] for a in results[cell.name])
+        rows.append(row)
     width = max(len(name) for name, *_ in rows)
-    lines = [f"{name:<{width}}" + "".join(f"  {text:>18}" for text in texts) for name, *texts in rows]
-    compiled = {a["compiled_by"] for results in columns.values() for cell in wanted for a in results[cell.name]}
-    about = f"longest context in tokens whose train step fits; compilers: {'; '.join(sorted(compiled)) or 'none yet'}"
+    lines = []
+    for name, *texts in rows:
+        line = f"{name:<{width}}"
+        for text in texts:
+            line += f"  {text:>18}"
+        lines.append(line)
+    about = f"longest context in tokens whose train step fits; compilers: {'; '.join(sorted(compilers)) or 'none yet'}"
     return [*lines, about]
 
 
@@ -109,7 +127,8 @@ def _longest_text(cell: Cell, results: Results) -> str:
     complete = next_length(attempts, _first_length(cell, results)) is None
     if best is None:
         return "none" if complete else "not known"
-    return f"{'' if complete else 'at least '}{best['seq_len']:,}"
+    length = f"{best['seq_len']:,}"
+    return length if complete else f"at least {length}"
 
 
 def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], generate_code: bool) -> None:
@@ -119,7 +138,10 @@ def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], gen
     Runs that were already compiled that far are skipped. If a program of a run fails, that run counts as one that does
     not fit, and `fill` continues the search from there.
     """
-    pending = [(c, a) for c in compilable(wanted, log) if (a := _unjudged(read(path)[c.name], generate_code))]
+    pending = []
+    for cell in compilable(wanted, log):
+        if best := _unjudged(read(path)[cell.name], generate_code):
+            pending.append((cell, best))
     for i, (cell, before) in enumerate(pending, 1):
         log(f"[{i}/{len(pending)}] {cell.name} at {before['seq_len']:,} tokens: every program of the run")
         try:
@@ -127,23 +149,27 @@ def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], gen
         except CompilerFailure as error:  # its step was scheduled before, so it does not compile
             log(f"  {error}")
             answer = before | {"fits": False, "reasons_against": [str(error)]}
-        log("  fits" if answer["fits"] else f"  does not fit: {'; '.join(answer['reasons_against'])}")
+        if answer["fits"]:
+            log("  fits")
+        else:
+            log(f"  does not fit: {'; '.join(answer['reasons_against'])}")
         write(path, cell, answer)
 
 
 def _unjudged(attempts: list[dict[str, Any]], generate_code: bool) -> dict[str, Any] | None:
     """Return the attempt at the longest context that fits, unless its run was already compiled that far."""
     best = longest(attempts)
-    judged = best and len(best.get("programs", ())) > 1 and (best["generated_code"] or not generate_code)
-    return None if judged else best
+    if best and len(best.get("programs", ())) > 1 and (best["generated_code"] or not generate_code):
+        return None
+    return best
 
 
 def renew_counted(path: Path) -> int:
     """Update the seconds of every attempt that uses the closed form; return the number of attempts that changed."""
     results = read(path)
     changed = 0
-    for cell in (cell for cell in cells() if cell.name in results):
-        for a in results[cell.name]:
+    for cell in cells():
+        for a in results.get(cell.name, []):
             if (a.get("seconds_source") or "").startswith(CLOSED_FORM):
                 settings = MemorySettings(a["head_groups"], a["remat_group"], a.get("q_chunk"), a.get("k_chunk"))
                 renewed = time_json(computation_time(cell.workload(a["seq_len"]).with_settings(settings)))

@@ -52,8 +52,11 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
         axes.spines["left"].set_visible(False)
     both[0].axvspan(*paper, color="#f0d9a8", alpha=0.6, linewidth=0, zorder=0)
     label(both[0], "paper", (sum(paper) / 2, -0.75), ha="center", fontsize=8.5, color=FAINT)
-    shown = [row.configuration for row in rows]
-    labels = ["" if before == name else name for before, name in zip(["", *shown], shown, strict=False)]
+    labels = []
+    before = ""
+    for row in rows:
+        labels.append("" if row.configuration == before else row.configuration)
+        before = row.configuration
     both[0].set_yticks(range(len(rows)), labels, color=INK, fontsize=9)
     both[0].set_ylim(len(rows) - 0.4, -1.2)
     for i, (variant, color) in enumerate(COLORS.items()):
@@ -70,6 +73,8 @@ def _row(axes, y: int, shares: Shares, color: str) -> None:
     axes.plot([expected] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2)
     axes.plot(ring, y, "o", markersize=7, color=color, zorder=3)
     if not np.isnan(ring):
-        ours, left = [ring, expected], ring <= blockwise  # the number stands on the side without the baseline's dot
-        place, shift, side = (np.nanmin(ours), -7, "right") if left else (np.nanmax(ours), 7, "left")
+        ours = [ring, expected]
+        place, shift, side = np.nanmax(ours), 7, "left"
+        if ring <= blockwise:  # the number stands on the side without the baseline's dot
+            place, shift, side = np.nanmin(ours), -7, "right"
         label(axes, f"{ring:.0%}", (place, y), (shift, 0), ha=side, fontsize=8, color=color)

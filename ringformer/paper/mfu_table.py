@@ -32,22 +32,27 @@ def rows(results: dict[str, dict[str, Any]], dtype: str) -> list[str]:
 
 def executables(results: dict[str, dict[str, Any]]) -> list[str]:
     """Return a row for each run: memory, settings, seconds and utilisation of the peak."""
-    return with_compilers(
-        (_executable(cell, run, runs[run], _used(cell, runs, causal=True)), runs[run])
-        for cell in cells()
-        for runs in (results.get(cell.name, {}),)
-        for run in RUNS
-        if run in runs
-    )
+    of_runs = []
+    for cell in cells():
+        runs = results.get(cell.name, {})
+        used = _used(cell, runs, causal=True)
+        for run in RUNS:
+            if run in runs:
+                of_runs.append((_executable(cell, run, runs[run], used), runs[run]))
+    return with_compilers(of_runs)
 
 
 def bars(results: dict[str, Any]) -> list[Bar]:
     """Return the rows of the figure: every cell with results."""
     of_cells = []
-    for cell in (cell for cell in cells() if cell.name in results):
-        c, (dtype, kernel) = cell.configuration, cell.variant
-        both = [shares(cell, results[cell.name], causal=causal) for causal in (False, True)]
-        of_cells.append(Bar(f"{c.target}  {c.size}  {c.contexts}", f"{DTYPES[dtype]}, {KERNELS[kernel]}", *both))
+    for cell in cells():
+        runs = results.get(cell.name)
+        if runs is not None:
+            c, (dtype, kernel) = cell.configuration, cell.variant
+            palm = shares(cell, runs, causal=False)
+            causal = shares(cell, runs, causal=True)
+            variant = f"{DTYPES[dtype]}, {KERNELS[kernel]}"
+            of_cells.append(Bar(f"{c.target}  {c.size}  {c.contexts}", variant, palm, causal))
     return of_cells
 
 
@@ -61,23 +66,28 @@ def shares(cell: Cell, runs: dict[str, dict[str, Any]], *, causal: bool) -> Shar
 
 def _mfu(runs: dict[str, dict[str, Any]], run: str, causal: bool) -> float | None:
     attempt = runs.get(run)
-    return attempt[f"mfu_{'causal' if causal else 'palm'}_model"] if attempt and attempt["fits"] else None
+    if not attempt or not attempt["fits"]:
+        return None
+    return attempt["mfu_causal_model" if causal else "mfu_palm_model"]
 
 
 def _used(cell: Cell, runs: dict[str, dict[str, Any]], *, causal: bool) -> Utilisation | None:
     """Return how well the baselines use the peak; None unless two of them fit."""
-    measured = {
-        runs[run]["seq_len"]: Measured(mfu, _attention(runs[run]))
-        for run in (BLOCKWISE, SHORTER)
-        if (mfu := _mfu(runs, run, causal)) is not None
-    }
-    return utilisation(cell.workload(BLOCKWISE).model, measured, causal=causal) if len(measured) == 2 else None
+    measured = {}
+    for run in (BLOCKWISE, SHORTER):
+        mfu = _mfu(runs, run, causal)
+        if mfu is not None:
+            measured[runs[run]["seq_len"]] = Measured(mfu, _attention(runs[run]))
+    if len(measured) < 2:
+        return None
+    return utilisation(cell.workload(BLOCKWISE).model, measured, causal=causal)
 
 
 def _attention(attempt: dict[str, Any]) -> float:
     """Return the share of attention in a step's seconds."""
     spent = attempt["seconds_by_purpose"]
-    return sum(seconds for purpose, seconds in spent.items() if purpose.startswith(ATTENTION)) / sum(spent.values())
+    attention = sum(seconds for purpose, seconds in spent.items() if purpose.startswith(ATTENTION))
+    return attention / sum(spent.values())
 
 
 def _row(cell: Cell, runs: dict[str, dict[str, Any]]) -> str:
@@ -103,7 +113,9 @@ def _executable(cell: Cell, run: str, a: dict[str, Any], used: Utilisation | Non
         exposed = a["seconds_by_purpose"]["exposed communication"] / seconds
         source = a["seconds_source"].partition(",")[0].replace(" of the computation by", "")
         time = f"{seconds:,.1f} | {exposed:.1%} | {source}"
-    fitted = f"{used.products:.0%} / {used.attention:.0%}" if used and run == BLOCKWISE else ""
+    fitted = ""
+    if used and run == BLOCKWISE:
+        fitted = f"{used.products:.0%} / {used.attention:.0%}"
     return (
         f"| {cell.name} | {run} | {a['mesh_dim']} | {a['batch_size']} x {a['seq_len']:,} | {a['accumulate']} | "
         f"{a['peak_bytes'] / GiB:.2f} of {hbm / GiB:.2f} | {a['head_groups']} | {a['remat_group']} | {time} | "

@@ -20,8 +20,10 @@ def draw_ring(plt, n: int = 4) -> Any:
     """Draw the ring of n devices, on which queries stay and keys and values travel, and the block that each device
     computes at each step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.5), width_ratios=(1, 1.35), layout="constrained")
-    angles = [math.pi / 2 - 2 * math.pi * rank / n for rank in range(n)]
-    places = [(math.cos(a), math.sin(a)) for a in angles]
+    places = []
+    for rank in range(n):
+        angle = math.pi / 2 - 2 * math.pi * rank / n
+        places.append((math.cos(angle), math.sin(angle)))
     arrow = {"arrowstyle": "-|>", "color": FAINT, "linewidth": 1.6, "shrinkA": 44, "shrinkB": 44}
     arrow |= {"connectionstyle": "arc3,rad=-0.28", "mutation_scale": 14}
     for rank, (x, y) in enumerate(places):
@@ -44,7 +46,8 @@ def draw_ring(plt, n: int = 4) -> Any:
             hop = (step + 0.81, step + 1.09), (rank + 0.45, after + 0.45)
             right.plot(*hop, color=RULE if after < rank else color, linewidth=1.4, zorder=0)
     for i in range(n):
-        label(right, f"step {i}{'' if i else ' (own)'}", (i + 0.5, -0.18), ha="center", va="baseline")
+        step_name = f"step {i}" if i else "step 0 (own)"
+        label(right, step_name, (i + 0.5, -0.18), ha="center", va="baseline")
         label(right, f"device {i}\nwith q{i}", (-0.05, i + 0.45), ha="right", fontsize=8.5)
     caption = f"{n - 1} hops, each hidden under a block; after them every q has met every k"
     label(right, caption, (n / 2, n + 0.18), ha="center", va="top", fontsize=8.5, color=FAINT)
@@ -66,6 +69,7 @@ def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
     """Draw the tokens of each rank, the part of each visiting block that its queries see, and the resulting causal
     work."""
     figure, grid = plt.subplots(3, len(VISIBLE), figsize=(8.6, 4.5), height_ratios=(0.2, 3, 0.95), layout="constrained")
+    ranks = [f"rank {i}" for i in range(n)]
     for (strip, masks, bars), layout in zip(grid.T, VISIBLE, strict=True):
         tokens = permutation(layout, n * local, n).reshape(n, local)
         for rank, mine in enumerate(tokens):
@@ -84,13 +88,13 @@ def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
         middles = [1.12 * i + 0.5 for i in range(n)]
         masks.set(xlim=(-0.02, side), ylim=(side, -0.02), aspect="equal")
         masks.set_xticks(middles, [f"step {i}" for i in range(n)], fontsize=8)
-        masks.set_yticks(middles, [f"rank {i}" for i in range(n)], fontsize=8)
+        masks.set_yticks(middles, ranks, fontsize=8)
         masks.tick_params(length=0, pad=2)
         work = causal_work(layout, n)
         patches = bars.bar(range(n), work, color=RANK_COLORS[:n], width=0.72)
         bars.bar_label(patches, fmt="{:.2f}", padding=2, fontsize=8.5, color=INK)
         bars.set(ylim=(0, 2.1), yticks=[])
-        bars.set_xticks(range(n), [f"rank {i}" for i in range(n)], fontsize=8)
+        bars.set_xticks(range(n), ranks, fontsize=8)
         bars.tick_params(length=0, pad=1)
         for axes in (masks, bars):
             axes.spines[:].set_visible(False)

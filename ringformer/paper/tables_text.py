@@ -1,6 +1,6 @@
 """Text of the page docs/tables.md, with fields for the rows of its tables and for texts that depend on the results."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
 
@@ -270,12 +270,21 @@ FORMULAS = {"vanilla": "2 b n s²", "memory_efficient": "8 b s h", "blockwise": 
 def seconds_by(attempt: dict[str, Any]) -> str:
     """Return the mark that says on what an attempt's seconds are based."""
     source = attempt["seconds_source"]
-    return "(c)" if CLOSED_FORM in source else "(m)" if "machine code" in source else "(b)"
+    if CLOSED_FORM in source:
+        return "(c)"
+    if "machine code" in source:
+        return "(m)"
+    return "(b)"
 
 
-def with_compilers(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+def with_compilers(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     """Return the rows of attempts, each with a letter for its compiler, and a list that explains the letters."""
-    compiled = [(row, f"{attempt['compiled_by']}, {attempt['date']}") for row, attempt in rows]
-    letters = dict(zip(sorted({compiler for _, compiler in compiled}), ascii_uppercase, strict=False))
-    explained = "".join(f"\n- {letter}: {compiler}" for compiler, letter in letters.items())
-    return [*(f"{row} {letters[compiler]} |" for row, compiler in compiled), explained]
+    compilers = [f"{attempt['compiled_by']}, {attempt['date']}" for _, attempt in rows]
+    letters = dict(zip(sorted(set(compilers)), ascii_uppercase, strict=False))
+    lines = []
+    for (row, _), compiler in zip(rows, compilers, strict=True):
+        lines.append(f"{row} {letters[compiler]} |")
+    explained = ""
+    for compiler, letter in letters.items():
+        explained += f"\n- {letter}: {compiler}"
+    return [*lines, explained]

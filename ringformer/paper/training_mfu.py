@@ -104,14 +104,13 @@ class Cell(NamedTuple):
         c = self.configuration
         target = find_target(self.target)
         ranks = target.num_devices // c.tp
-        sp = c.ring // c.blockwise if run == RING else 1
         seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]
+        attention, sp = "blockwise", 1
+        if run == RING:
+            attention, sp = "ring", c.ring // c.blockwise
         q_chunk, k_chunk = USUAL if self.variant.kernel == "pallas" else (default_chunk(c.blockwise * K),) * 2
-        model = LlamaConfig(
-            **preset(c.model)
-            | self.variant._asdict()
-            | dict(attention="ring" if run == RING else "blockwise", q_chunk=q_chunk, k_chunk=k_chunk)
-        )
+        options = self.variant._asdict() | dict(attention=attention, q_chunk=q_chunk, k_chunk=k_chunk)
+        model = LlamaConfig(**preset(c.model) | options)
         return Workload(
             model,
             target,
@@ -125,7 +124,11 @@ class Cell(NamedTuple):
 
 def cells() -> list[Cell]:
     """Return every cell whose kernel supports its dtype and hardware."""
-    return [Cell(c, v) for c in CONFIGURATIONS for v in VARIANTS if _has_kernel(find_target(c.target).chip.kind, v)]
+    supported = []
+    for configuration, variant in product(CONFIGURATIONS, VARIANTS):
+        if _has_kernel(find_target(configuration.target).chip.kind, variant):
+            supported.append(Cell(configuration, variant))
+    return supported
 
 
 def _has_kernel(platform: str, variant: Variant) -> bool:
@@ -150,7 +153,8 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
         if run == RING:
             settings = likely_settings(workload)
         elif RING in done:
-            settings = [MemorySettings(**{name: done[RING][name] for name in vars(workload.settings)})]
+            chosen = {name: done[RING][name] for name in vars(workload.settings)}
+            settings = [MemorySettings(**chosen)]
         else:
             continue
         log(f"[table 4] {cell.name}, {run}: {workload.seq_len:,} tokens")
@@ -160,7 +164,10 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
             log(f"  the compiler broke down: {error}")
             continue
         mfu = answer["mfu_palm_model"]
-        log(f"  {'fits' if answer['fits'] else 'does not fit'}" + (f", MFU {mfu:.1%}" if mfu else ""))
+        verdict = "fits" if answer["fits"] else "does not fit"
+        if mfu:
+            verdict += f", MFU {mfu:.1%}"
+        log(f"  {verdict}")
         results = read_runs(path)
         results[cell.name] = results.get(cell.name, {}) | {run: answer | stamp(workload.target)}
         about = "compiled: train steps of the paper's Table 4; modelled: their seconds and MFU"
@@ -213,8 +220,8 @@ def utilisation(model: LlamaConfig, baseline: Mapping[int, Measured], *, causal:
 
 def expected_mfu(model: LlamaConfig, seq_len: int, used: Utilisation, *, causal: bool) -> float:
     """Return the MFU at a context if attention and the rest use the peak as in the baseline."""
-    flops = _flops(model, seq_len, causal)
-    return sum(flops) / sum(x / u for x, u in zip(flops, used, strict=True))
+    products, attention = _flops(model, seq_len, causal)
+    return (products + attention) / (products / used.products + attention / used.attention)
 
 
 def _flops(model: LlamaConfig, seq_len: int, causal: bool) -> tuple[float, float]:

@@ -5,6 +5,7 @@ nor the batch. The cells here use eight devices, which train eight sequences wit
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 from ringformer.estimate.search.longest_context import next_length
@@ -45,18 +46,20 @@ ROWS = tuple(TrajectoryRow(target, MODEL, 8, 1) for target in ("v4-16", "v5e-8",
 
 def cells() -> list[Cell]:
     """Return the cells of every chip and attention, in float32 and bf16."""
-    return [cell for of_setup in setups().values() for cell in of_setup.values()]
+    of_setups: list[Cell] = []
+    for of_setup in setups().values():
+        of_setups += of_setup.values()
+    return of_setups
 
 
 def setups() -> dict[tuple[str, str], dict[str, Cell]]:
     """Return the cells by attention of each (target, compute dtype)."""
-    return {
-        (row.target, regime.compute_dtype): {
-            kind: Cell(row, kind, regime, 1 if kind == "ring" else row.devices) for kind in ATTENTION
-        }
-        for regime in REGIMES[:2]
-        for row in ROWS
-    }
+    by_setup = {}
+    for regime, row in product(REGIMES[:2], ROWS):
+        of_setup = {kind: Cell(row, kind, regime, row.devices) for kind in ATTENTION}
+        of_setup["ring"] = Cell(row, "ring", regime, 1)
+        by_setup[row.target, regime.compute_dtype] = of_setup
+    return by_setup
 
 
 def most_rows(results: Results) -> list[str]:
@@ -82,13 +85,17 @@ def paper_rows(results: Results) -> list[str]:
     """Return the rows of a table: whether the paper's cells fit, and the GiB of a device that they take."""
     rows = []
     for (target, dtype), of_setup in setups().items():
-        texts = [_cell_text(results[of_setup[kind].name], n) for kind, answers in PAPER.items() for n in answers]
+        texts = []
+        for kind, answers in PAPER.items():
+            attempts = results[of_setup[kind].name]
+            texts += [_cell_text(attempts, number) for number in answers]
         rows.append(f"| {target} | {dtype} | {find_target(target).budget / GiB:.2f} | {' | '.join(texts)} |")
     return rows
 
 
 def _cell_text(attempts: list[dict[str, Any]], trajectories: int) -> str:
-    attempt = next((a for a in attempts if a["seq_len"] == trajectories * TRAJECTORY), None)
-    if attempt is None:
-        return ""
-    return f"{'fits' if attempt['fits'] else 'no'}, {attempt['peak_bytes'] / GiB:.2f}"
+    for attempt in attempts:
+        if attempt["seq_len"] == trajectories * TRAJECTORY:
+            verdict = "fits" if attempt["fits"] else "no"
+            return f"{verdict}, {attempt['peak_bytes'] / GiB:.2f}"
+    return ""
