@@ -1,7 +1,8 @@
 """The evaluations whose cases are prompts: their settings, their cases and their outputs."""
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, product
 from pathlib import Path
@@ -18,8 +19,7 @@ from ringformer.evals.ruler import tasks as ruler
 from ringformer.evals.ruler.data import SHIPPED, read_data
 from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
 from ringformer.evals.tables import cross_table, lines_table
-from ringformer.evals.texts import shipped
-from ringformer.evals.texts.shipped import NAME
+from ringformer.evals.texts.shipped import NAME, read_text_of
 
 
 def evaluate_lines(args: argparse.Namespace) -> None:
@@ -34,9 +34,10 @@ def evaluate_lines(args: argparse.Namespace) -> None:
         raise ValueError("--min_value and --max_value do not apply to --cases, whose rows have their own numbers")
     if args.cases and args.questions != 1:
         raise ValueError("--questions does not apply to --cases, whose rows have one question each")
-    official = lines.read_official(args.cases) if args.cases else []
     settings = {"form": numbers.form, "contexts": "--num_lines" if args.num_lines else "--lengths"}
+    official: list[Case] = []
     if args.cases:
+        official = lines.read_official(args.cases)
         content = Path(args.cases).read_bytes()
         form = f"rows of {Path(args.cases).name}"
         settings = {"form": form, "contexts": "--cases", "cases_hash": content_hash(content)}
@@ -44,27 +45,36 @@ def evaluate_lines(args: argparse.Namespace) -> None:
         settings["questions"] = args.questions
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
-        options = {"seed": args.seed, "numbers": numbers, "questions": args.questions}
-        count = args.num_cases or lines.CASES
+        options = {"count": args.num_cases or lines.CASES, "seed": args.seed, "numbers": numbers}
+        options["questions"] = args.questions
         if args.cases:
-            cases: list[list[Case]] = []
-            for size in sorted({case.labels["num_lines"] for case in official}):
-                cases.append([case for case in official if case.labels["num_lines"] == size][: args.num_cases])
+            by_size = defaultdict(list)
+            for case in official:
+                by_size[case.labels["num_lines"]].append(case)
+            cases = [by_size[size][: args.num_cases] for size in sorted(by_size)]
             check_fit(chain.from_iterable(cases), answering)
             return cases
         if args.num_lines:
-            check_fit(chain.from_iterable(lines.cases_of_lines(n, count, **options) for n in sizes), answering)
-            drawn = (lines.cases_of_lines(n, count, **options) for n in sizes)
+            of_lines = partial(lines.cases_of_lines, **options)
+            check_fit(chain.from_iterable(map(of_lines, sizes)), answering)
+            drawn = map(of_lines, sizes)
         else:
-            drawn = (lines.cases_of_length(n, count, **options, tokens=answering.tokens) for n in lengths)
+            drawn = map(partial(lines.cases_of_length, tokens=answering.tokens, **options), lengths)
         if args.questions == 1:
             return map(list, drawn)
         if not answering.model.generator.can_append:
             say("the model's attention reads all of its text at once: each question reads its document again")
-        return (list(group) for cases in drawn for _, group in groupby(cases, lambda case: case.index))
+        return _by_document(drawn)
 
     title = f"line retrieval ({settings['form']})"
     _evaluate(args, "lines", title, settings, groups, lines.score, lines_table, draw_accuracy)
+
+
+def _by_document(drawn: Iterable[Iterable[Case]]) -> Iterator[list[Case]]:
+    """Yield the cases of each document."""
+    for cases in drawn:
+        for _, of_document in groupby(cases, lambda case: case.index):
+            yield list(of_document)
 
 
 def evaluate_needle(args: argparse.Namespace) -> None:
@@ -75,15 +85,11 @@ def evaluate_needle(args: argparse.Namespace) -> None:
     needle.check(needles, depths)
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
-        cases = partial(needle.cases_of_length, needles=needles, haystack=haystack, tokens=answering.tokens)
-        return (list(cases(length, depths, args.num_cases, args.seed)) for length in lengths)
+        options = {"seed": args.seed, "needles": needles, "haystack": haystack, "tokens": answering.tokens}
+        for length in lengths:
+            yield list(needle.cases_of_length(length, depths, args.num_cases, **options))
 
-    settings = {
-        "haystack": haystack.name,
-        "haystack_hash": content_hash("".join(haystack.pieces).encode()),
-        "needles": args.needles,
-        "asked": args.asked,
-    }
+    settings = haystack.settings | {"needles": args.needles, "asked": args.asked}
     subject = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
     title = f"{subject} in a haystack ({haystack.name})"
     _evaluate(args, "needle", title, settings, groups, needle.score, needle.table, draw_heat_map)
@@ -97,14 +103,11 @@ def evaluate_nolima(args: argparse.Namespace) -> None:
     nolima.usable(haystack)
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
-        cases = partial(nolima.cases_of_length, haystack=haystack, tokens=answering.tokens, direct=args.direct)
-        return (list(cases(length, depths, args.num_cases, args.seed)) for length in lengths)
+        options = {"seed": args.seed, "haystack": haystack, "tokens": answering.tokens, "direct": args.direct}
+        for length in lengths:
+            yield list(nolima.cases_of_length(length, depths, args.num_cases, **options))
 
-    settings = {
-        "haystack": haystack.name,
-        "haystack_hash": content_hash("".join(haystack.pieces).encode()),
-        "direct": args.direct,
-    }
+    settings = haystack.settings | {"direct": args.direct}
     kind = "asked for in its words" if args.direct else "without a literal match"
     title = f"needle {kind} ({haystack.name})"
     _evaluate(args, "nolima", title, settings, groups, nolima.score, needle.table, draw_heat_map)
@@ -123,7 +126,9 @@ def evaluate_ruler(args: argparse.Namespace) -> None:
         list(cases(answering, lengths, 1))  # fail at once if a task does not fit some length
         return cases(answering, lengths, args.num_cases)
 
-    title = "tasks of RULER" + (f" (essays: {NAME}, not the original's)" if args.essays == SHIPPED else "")
+    title = "tasks of RULER"
+    if args.essays == SHIPPED:
+        title += f" (essays: {NAME}, not the original's)"
     table = partial(cross_table, field="task")
     _evaluate(args, "ruler", title, data.settings, groups, ruler.score, table, draw_tasks)
 
@@ -131,13 +136,13 @@ def evaluate_ruler(args: argparse.Namespace) -> None:
 def evaluate_mrcr(args: argparse.Namespace) -> None:
     """Run `ringformer eval mrcr`."""
     mrcr.check(args.needles)
-    text = shipped.read_text() if args.text is None else shipped.read_text_of("--text", args.text)
+    name, text = read_text_of("--text", args.text)
     passages = mrcr.passages_of(text)
-    name = NAME if args.text is None else Path(args.text).name
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
-        cases = partial(mrcr.cases_of_length, needles=args.needles, passages=passages, tokens=answering.tokens)
-        return (list(cases(length, args.num_cases, args.seed, chat=args.chat)) for length in lengths)
+        options = {"passages": passages, "tokens": answering.tokens, "chat": args.chat}
+        for length in lengths:
+            yield list(mrcr.cases_of_length(length, args.num_cases, args.seed, args.needles, **options))
 
     settings = {"text": name, "text_hash": content_hash(text.encode()), "needles": args.needles}
     title = f"MRCR, {args.needles} needles ({name})"
@@ -169,5 +174,4 @@ def _evaluate(
             answering = Answering(model.load(longest), longest, args.batch_size, args.chat)
             answer_cases(groups(answering, model.lengths), answering, score, file, say)
             rows = list(file.rows.values())
-            title = f"{title}: {model.name}{', chat' if args.chat else ''}"
-            write_outputs(file, title, table(rows), draw, rows)
+            write_outputs(file, model.title(title), table(rows), draw, rows)

@@ -36,6 +36,13 @@ def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list[Any
     return sorted(numbers)
 
 
+def parse_names(text: str | None) -> list[str] | None:
+    """Parse names separated by commas; None: no text."""
+    if not text:
+        return None
+    return list(filter(None, map(str.strip, text.split(","))))
+
+
 def parse_lengths(text: str) -> list[int]:
     """Parse numbers of tokens like 4096 or 4K, separated by commas; return them sorted, without duplicates."""
     return parse_numbers(text, _parse_tokens, "number of tokens like 4096 or 4K")
@@ -64,14 +71,23 @@ class Opened(NamedTuple):
     def name(self) -> str:
         """Name of the run, its step and its rope if that was changed, for titles."""
         name = f"{Path(self.run).resolve().name}, step {self.identity['step'] or 0}"
-        return name if self.text.rope is None else f"{name}, {self.text.rope}"
+        if self.text.rope is None:
+            return name
+        return f"{name}, {self.text.rope}"
+
+    def title(self, evaluation: str) -> str:
+        """Return the title of an evaluation whose cases are prompts."""
+        title = f"{evaluation}: {self.name}"
+        return f"{title}, chat" if self.args.chat else title
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the model that determine an outcome."""
-        changed = {} if self.text.rope is None else self.text.rope.settings
         dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
-        return self.identity | {"compute_dtype": dtype} | changed
+        settings = self.identity | {"compute_dtype": dtype}
+        if self.text.rope is None:
+            return settings
+        return settings | self.text.rope.settings
 
     def load(self, max_length: int) -> TextGenerator:
         """Load the model for prompts and answers of up to `max_length` tokens in total.
@@ -142,7 +158,9 @@ def opened_model(args: argparse.Namespace, run: str, rope: RopeChange | None = N
 def _checked_lengths(args: argparse.Namespace, run: str, context: int | None) -> list[int]:
     """Return the contexts to evaluate. Raises ValueError for a length below 2 or beyond the context that the model was
     configured for."""
-    lengths = parse_lengths(args.lengths) if args.lengths else [context] if context else []
+    lengths = [context] if context else []
+    if args.lengths:
+        lengths = parse_lengths(args.lengths)
     if not lengths:
         raise ValueError(f"{run} does not name its context: set --lengths")
     if lengths[0] < 2:

@@ -37,9 +37,9 @@ def draw_scores(plt, rows: Sequence[Row], title: str) -> Any:
 
 def _curve(plt, groups: Sequence[Sequence[Row]], interval: Interval, what: str, title: str) -> Any:
     """Plot the mean score of each group over its prompt tokens."""
-    tokens = np.array([mean_tokens(group) for group in groups])
-    scores = np.array([mean(group) for group in groups])
-    low, high = np.transpose([interval(group) for group in groups])
+    tokens = np.array(list(map(mean_tokens, groups)))
+    scores = np.array(list(map(mean, groups)))
+    low, high = np.transpose(list(map(interval, groups)))
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
     errors = np.maximum((scores - low, high - scores), 0)
     axes.errorbar(tokens, scores, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)
@@ -64,7 +64,7 @@ def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
         color = INK if cells[i, j] > 0.6 else "white"
         axes.text(j, i, f"{100 * cells[i, j]:.0f}", ha="center", va="center", fontsize=9, color=color)
     axes.set_xticks(range(len(lengths)), map(_tokens, lengths))
-    axes.set_yticks(range(len(depths)), [f"{depth:g}%" for depth in depths])
+    axes.set_yticks(range(len(depths)), map("{:g}%".format, depths))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set(xlabel="tokens of the context", ylabel="depth of the needle", title=title)
@@ -94,11 +94,13 @@ def draw_losses(plt, panels: Mapping[str, Mapping[int, Loss]], title: str) -> An
     size = max(6.2, 4.3 * len(panels)), 3.6
     figure, axes_of_all = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
     for axes, (name, losses) in zip(axes_of_all[0], panels.items(), strict=True):
-        nats = [loss.nats for loss in losses.values()]
-        ends = [loss.interval or (loss.nats, loss.nats) for loss in losses.values()]
-        errors = [(mean - low, high - mean) for mean, (low, high) in zip(nats, ends, strict=True)]
+        nats, spreads = [], []
+        for loss in losses.values():
+            low, high = loss.interval or (loss.nats, loss.nats)
+            nats.append(loss.nats)
+            spreads.append((loss.nats - low, high - loss.nats))
         if losses:
-            errors = np.maximum(np.transpose(errors), 0)
+            errors = np.maximum(np.transpose(spreads), 0)
             axes.errorbar(list(losses), nats, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)
             _context_axis(axes, list(losses))
         axes.grid(axis="y", color=RULE, linewidth=0.6)

@@ -53,15 +53,21 @@ def read_tasks(
     """
     with tempfile.TemporaryDirectory(prefix="ringformer-tokenizer-") as folder:
         metadata = {"tokenizer": _save(tokenizer, Path(folder)), "max_seq_lengths": list(lengths)}
-        for all_tasks in (False, True) if include_path else (True,):  # to read all takes seconds
-            manager = TaskManager(include_path=include_path, include_defaults=all_tasks, metadata=metadata)
-            if not (unknown := [name for name in names if not manager.match_tasks([name])]):
+        with_defaults = (False, True) if include_path else (True,)  # to read all takes seconds
+        for include_defaults in with_defaults:
+            manager = TaskManager(include_path=include_path, include_defaults=include_defaults, metadata=metadata)
+            unknown = [name for name in names if not manager.match_tasks([name])]
+            if not unknown:
                 break
         if unknown:
             raise ValueError(f"the harness has no task {unknown[0]!r}; `lm_eval ls tasks` lists those there are")
-        matching = list(dict.fromkeys(match for name in names for match in manager.match_tasks([name])))
-        ruler = [leaf for name in matching for leaf in _leaves(manager, name) if leaf in RULER]
-        _check_ruler(ruler, tokenizer, lengths)
+        matching: dict[str, None] = {}
+        for name in names:
+            matching |= dict.fromkeys(manager.match_tasks([name]))
+        leaves: list[str] = []
+        for name in matching:
+            leaves += _leaves(manager, name)
+        _check_ruler([leaf for leaf in leaves if leaf in RULER], tokenizer, lengths)
         random.seed(DEFAULT_RANDOM_SEED)  # as the harness does before it reads tasks: some draw their data
         np.random.seed(DEFAULT_OTHER_SEED)
         tasks: list[Any] = []
@@ -72,7 +78,10 @@ def read_tasks(
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 raise ValueError(f"the data of task {name!r} cannot be read: {reason[0]}") from error
             groups = loaded.get("groups") or {}
-            tasks += [groups[name]] if name in groups else list(loaded["tasks"].values())
+            if name in groups:
+                tasks.append(groups[name])
+            else:
+                tasks += loaded["tasks"].values()
     return manager, tasks
 
 
@@ -82,24 +91,31 @@ def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
     if entry is None or entry.kind not in (Kind.GROUP, Kind.TAG):
         yield name
         return
-    members = entry.tags if entry.kind is Kind.TAG else (entry.cfg or {}).get("task") or []
+    members = entry.tags
+    if entry.kind is Kind.GROUP:
+        members = (entry.cfg or {}).get("task") or []
     for member in members:
         yield from _leaves(manager, member if isinstance(member, str) else str(member.get("task")))
 
 
 def _check_ruler(names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int]) -> None:
     """Raise ValueError for tasks of RULER that cannot be read here."""
-    if downloads := [name for name in names if RULER[name]]:
-        raise ValueError(
-            f"task {downloads[0]!r} downloads its data: run `ringformer eval ruler {RULER[downloads[0]]}=FILE`; those "
-            f"that do not are {', '.join(name for name, option in RULER.items() if option is None)}"
-        )
-    if names and (wrong := [length for length in lengths if length not in RULER_LENGTHS]):
-        raise ValueError(
-            f"task {names[0]!r} has no metric for {wrong[0]} tokens: set --lengths to some of "
-            f"{', '.join(map(str, RULER_LENGTHS))}, or run `ringformer eval ruler`"
-        )
-    if names and not any(path.name == "tokenizer.json" for path in tokenizer.files):
+    if not names:
+        return
+    for name in names:
+        if RULER[name]:
+            others = ", ".join(task for task, option in RULER.items() if option is None)
+            raise ValueError(
+                f"task {name!r} downloads its data: run `ringformer eval ruler {RULER[name]}=FILE`; those that do not "
+                f"are {others}"
+            )
+    for length in lengths:
+        if length not in RULER_LENGTHS:
+            raise ValueError(
+                f"task {names[0]!r} has no metric for {length} tokens: set --lengths to some of "
+                f"{', '.join(map(str, RULER_LENGTHS))}, or run `ringformer eval ruler`"
+            )
+    if not any(path.name == "tokenizer.json" for path in tokenizer.files):
         raise ValueError(
             f"task {names[0]!r} needs a tokenizer.json, which tokenizer {tokenizer.name} has not: run `ringformer eval "
             "ruler`"

@@ -11,8 +11,8 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     z = 1.959964  # 97.5% of a normal distribution
     middle = share + z**2 / (2 * count)
     spread = z * sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    low, high = ((middle + sign * spread) / (1 + z**2 / count) for sign in (-1, 1))
-    return max(0.0, low), min(1.0, high)
+    whole = 1 + z**2 / count
+    return max(0.0, (middle - spread) / whole), min(1.0, (middle + spread) / whole)
 
 
 def bootstrap(totals: Sequence[float], counts: Sequence[float], resamples: int = 2000) -> tuple[float, float]:

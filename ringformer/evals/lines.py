@@ -37,8 +37,9 @@ class Numbers(NamedTuple):
     @property
     def form(self) -> str:
         """Name of the range in outputs."""
-        official = self == Numbers()
-        return "LongEval's" if official else f"numbers {self.smallest} to {self.largest}, not LongEval's"
+        if self == Numbers():
+            return "LongEval's"
+        return f"numbers {self.smallest} to {self.largest}, not LongEval's"
 
 
 def record_text(lines: Iterable[tuple[str, int]]) -> str:
@@ -73,18 +74,22 @@ class Record:
         """Format the prompt of `count` lines, which ends in a space and asks for the line at `position`; None: the
         first question."""
         lines = self.lines(count)
-        position = self._positions(count)[0] if position is None else position
+        if position is None:
+            position = self._positions(count)[0]
         return record_text(lines) + FOOTER.format(index=lines[position][0])
 
     def longest_prompt(self, count: int, tokens: CountTokens) -> str:
         """Format the prompt of `count` lines whose question has the most tokens."""
         lines = self.lines(count)
-        return self.prompt(count, max(self._positions(count), key=lambda i: tokens(FOOTER.format(index=lines[i][0]))))
+        longest = max(self._positions(count), key=lambda i: tokens(FOOTER.format(index=lines[i][0])))
+        return self.prompt(count, longest)
 
     def _positions(self, count: int) -> list[int]:
         """Return the positions of the lines asked for: distinct ones, as many as there are questions or lines."""
         first = int(self._asked * count)
-        others = [i for i in range(count) if i != first] if self._questions > 1 else []
+        if self._questions == 1:
+            return [first]
+        others = [i for i in range(count) if i != first]
         return [first, *seeded("asked lines", *self._parts).sample(others, min(self._questions - 1, len(others)))]
 
     def cases(self, length: int | None, index: int, count: int) -> Iterator[Case]:
@@ -94,7 +99,8 @@ class Record:
             raise ValueError(f"--questions={self._questions}: a document has only {count} lines to ask for")
         for question, position in enumerate(self._positions(count)):
             labels = {"num_lines": count, "position": position}
-            labels |= {"question": question} if self._questions > 1 else {}
+            if self._questions > 1:
+                labels["question"] = question
             number = str(self.lines(count)[position][1])
             yield Case(length, index, self.prompt(count, position), (number,), MAX_NEW_TOKENS, labels)
 

@@ -19,7 +19,9 @@ STORED = ("float32", "bfloat16", "float16")
 
 def is_hugging_face(run: str | Path) -> bool:
     """Return True if a folder holds a Hugging Face checkpoint, not a run or a converted model."""
-    config = read_object(run, "config.json") if (Path(run) / "config.json").is_file() else {}
+    if not (Path(run) / "config.json").is_file():
+        return False
+    config = read_object(run, "config.json")
     return "model_type" in config and "model" not in config
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringformer.evals.case_file import Row
-from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
+from ringformer.evals.cases import Case, CountTokens, content_hash, largest_that_fits, room_for_prompt, seeded
 from ringformer.evals.tables import cross_table
 from ringformer.evals.texts import shipped
 from ringformer.evals.texts.words import CITIES
@@ -34,11 +34,17 @@ class Haystack(NamedTuple):
     def load(cls, path: str | Path | None) -> "Haystack":
         """Load a UTF-8 text, or the one that ringformer ships. Raises ValueError if the text is not UTF-8, or has no
         full stop after which a needle could be placed."""
-        text = shipped.read_text() if path is None else shipped.read_text_of("--haystack", path)
+        name, text = shipped.read_text_of("--haystack", path)
         if not full_stops(text):
             raise ValueError(f"--haystack={path} has no full stop: name a text of sentences")
-        pieces = re.findall(r"\S+\s*", text if text[-1:].isspace() else text + "\n")
-        return cls(shipped.NAME if path is None else Path(path).name, tuple(pieces))
+        if not text[-1:].isspace():
+            text += "\n"
+        return cls(name, tuple(re.findall(r"\S+\s*", text)))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of an evaluation that hides needles in this text."""
+        return {"haystack": self.name, "haystack_hash": content_hash("".join(self.pieces).encode())}
 
     def text(self, count: int) -> str:
         """Return `count` words of the endlessly repeated text."""
@@ -48,7 +54,7 @@ class Haystack(NamedTuple):
     @property
     def numbers(self) -> set[int]:
         """Numbers of seven digits in the text."""
-        return {int(number) for number in re.findall(r"\d{7}", "".join(self.pieces))}
+        return set(map(int, re.findall(r"\d{7}", "".join(self.pieces))))
 
 
 class Needles(NamedTuple):
@@ -72,12 +78,16 @@ def place(stops: Sequence[int], length: int, depth: float) -> int:
 def prompt(text: str, needles: Sequence[tuple[str, int, float]], asked: Sequence[str]) -> str:
     """Build a prompt from a text, the needles to hide (city, number, depth in percent), and the cities asked for."""
     stops = full_stops(text)
-    placed = [(place(stops, len(text), depth), i) for i, (_, _, depth) in enumerate(needles)]
-    for position, i in sorted(placed, reverse=True):
-        city, number, _ = needles[i]
-        text = text[:position] + NEEDLE.format(city=city, number=number) + text[position:]
+    placed = []
+    for i, (city, number, depth) in enumerate(needles):
+        sentence = NEEDLE.format(city=city, number=number)
+        placed.append((place(stops, len(text), depth), i, sentence))
+    for position, _, sentence in sorted(placed, reverse=True):
+        text = text[:position] + sentence + text[position:]
     *others, last = asked
-    question = MANY.format(cities=f"{', '.join(others)} and {last}") if others else ONE.format(city=last)
+    question = ONE.format(city=last)
+    if others:
+        question = MANY.format(cities=f"{', '.join(others)} and {last}")
     return f"{INTRODUCTION}{text}\n\n{question}{ANSWER}"
 
 
@@ -87,8 +97,9 @@ def check(needles: Needles, depths: Sequence[float]) -> None:
         raise ValueError(
             f"{needles.asked} of {needles.hidden} needles: hide 1 to {len(CITIES)} and ask for as many or fewer"
         )
-    if wrong := [depth for depth in depths if not 0 <= depth <= 100]:
-        raise ValueError(f"--depths: {wrong[0]:g} is not a percentage from 0 to 100")
+    for depth in depths:
+        if not 0 <= depth <= 100:
+            raise ValueError(f"--depths: {depth:g} is not a percentage from 0 to 100")
 
 
 def cases_of_length(
@@ -113,7 +124,8 @@ def cases_of_length(
     for depth, index in product(depths, range(count)):
         rng = seeded("needle", seed, length, depth, index)
         hidden = _draw(rng, needles.hidden, depth, taken)
-        asked = [city for city, _, _ in hidden[: needles.asked]]
+        numbers = {city: str(number) for city, number, _ in hidden}
+        asked = list(numbers)[: needles.asked]
         rng.shuffle(asked)
 
         def prompt_of(words: int, hidden=hidden, asked=asked) -> str:
@@ -123,20 +135,22 @@ def cases_of_length(
             return tokens(prompt_of(words))
 
         guess = largest_that_fits(prompt_tokens, limit, 1, guess)
-        numbers = {city: str(number) for city, number, _ in hidden}
         labels = {"depth": depth, "needles": needles.hidden, "asked": needles.asked}
         labels["repeats"] = (guess - 1) // len(haystack.pieces)
-        yield Case(length, index, prompt_of(guess), tuple(numbers[city] for city in asked), new_tokens, labels)
+        expected = tuple(numbers[city] for city in asked)
+        yield Case(length, index, prompt_of(guess), expected, new_tokens, labels)
 
 
 def _draw(rng: random.Random, count: int, depth: float, taken: set[int]) -> list[tuple[str, int, float]]:
     """Draw needles with distinct cities and distinct seven-digit numbers that are not `taken`."""
     needles: list[tuple[str, int, float]] = []
-    for i, city in enumerate(rng.sample(CITIES, count)):
+    for city in rng.sample(CITIES, count):
         while (number := rng.randrange(10**6, 10**7)) in taken:
             pass
         taken = taken | {number}
-        needles.append((city, number, depth if i == 0 else 100 * rng.random()))
+        if needles:
+            depth = 100 * rng.random()
+        needles.append((city, number, depth))
     return needles
 
 
@@ -148,5 +162,7 @@ def score(case: Case, answer: str) -> float:
 def table(rows: Sequence[Row]) -> str:
     """Tabulate the mean scores by depth and context, and name the contexts for which the text is repeated."""
     repeated = sorted({row["length"] for row in rows if row["repeats"]})
-    note = f"\nthe text is repeated in contexts of {', '.join(f'{length:,}' for length in repeated)} tokens"
-    return cross_table(rows, "depth", "{:g}%") + (note if repeated else "")
+    text = cross_table(rows, "depth", "{:g}%")
+    if repeated:
+        text += f"\nthe text is repeated in contexts of {', '.join(map('{:,}'.format, repeated))} tokens"
+    return text

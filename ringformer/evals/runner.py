@@ -77,7 +77,9 @@ def _answer_group(group: Sequence[Case], answering: Answering, score: Score, fil
     for case in group:
         if case.key in file.rows:
             file.check(row_of(case, file.rows[case.key]["answer"]))
-    size = len(missing) or 1 if "question" in group[0].labels else answering.batch_size
+    size = answering.batch_size
+    if "question" in group[0].labels:
+        size = len(missing) or 1
     file.measure(missing, size, lambda batch: map(row_of, batch, answering.answers(batch)))
     score_of_group = mean([file.rows[case.key] for case in group])
     return f"{describe(group)}: {len(group)} cases, {len(missing)} of them new, score {score_of_group:.1%}"
@@ -87,8 +89,11 @@ def describe(group: Sequence[Case]) -> str:
     """Describe the task, length and document that the cases of a group share."""
     case = group[0]
     size = f"{case.labels['num_lines']:,} lines" if case.length is None else f"{case.length:,} tokens"
-    document = f", document {case.index}" if "question" in case.labels else ""
-    return f"{case.labels['task']}, {size}" if "task" in case.labels else size + document
+    if "task" in case.labels:
+        return f"{case.labels['task']}, {size}"
+    if "question" in case.labels:
+        return f"{size}, document {case.index}"
+    return size
 
 
 def check_fit(cases: Iterable[Case], answering: Answering) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Text tables that summarize evaluations."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import nan
 from typing import Any
@@ -17,29 +18,38 @@ def accuracy_interval(rows: Sequence[Row]) -> tuple[float, float]:
     """Return the 95% interval of the mean score of right or wrong cases: Wilson's or, if documents have several
     questions, from a bootstrap over documents. If all documents have the same share, which a bootstrap takes for
     certain, the result is Wilson's interval of as many cases as there are documents."""
-    scores = [[row["score"] for row in document] for document in grouped(rows, "index").values()]
+    scores = _scores_by_index(rows)
     shares = {sum(of_document) / len(of_document) for of_document in scores}
     if len(scores) == len(rows) or len(shares) == 1:
         return wilson(mean(rows), len(scores))
-    return bootstrap([sum(of_document) for of_document in scores], [len(of_document) for of_document in scores])
+    return bootstrap(list(map(sum, scores)), list(map(len, scores)))
 
 
 def score_interval(rows: Sequence[Row]) -> tuple[float, float]:
     """Return the 95% interval of the mean of scores between 0 and 1 of independent cases: from a bootstrap over cases.
     If all scores are the same, which a bootstrap takes for certain, it is that of right or wrong cases."""
-    scores = [row["score"] for row in rows]
-    if len(set(scores)) == 1:
-        return wilson(mean(rows), len(rows))
-    return bootstrap(scores, [1] * len(scores))
+    return _interval(rows, [[row["score"]] for row in rows])
 
 
 def interval_of_questions(rows: Sequence[Row]) -> tuple[float, float]:
     """Return the 95% interval of the mean of scores between 0 and 1, of which several may be of one question, its
     `index`: from a bootstrap over questions. If all scores are the same, it is that of right or wrong questions."""
-    scores = [[row["score"] for row in question] for question in grouped(rows, "index").values()]
-    if len({score for question in scores for score in question}) == 1:
+    return _interval(rows, _scores_by_index(rows))
+
+
+def _interval(rows: Sequence[Row], scores: list[list[float]]) -> tuple[float, float]:
+    """Return the interval of the mean of scores, which are given in independent groups."""
+    if len({row["score"] for row in rows}) == 1:
         return wilson(mean(rows), len(scores))
-    return bootstrap([sum(question) for question in scores], [len(question) for question in scores])
+    return bootstrap(list(map(sum, scores)), list(map(len, scores)))
+
+
+def _scores_by_index(rows: Sequence[Row]) -> list[list[float]]:
+    """Return the scores of the rows of each document or question, which have the same `index`."""
+    scores = []
+    for of_index in grouped(rows, "index").values():
+        scores.append([row["score"] for row in of_index])
+    return scores
 
 
 def mean_tokens(rows: Sequence[Row]) -> float:
@@ -49,7 +59,10 @@ def mean_tokens(rows: Sequence[Row]) -> float:
 
 def grouped(rows: Sequence[Row], field: str) -> dict[Any, list[Row]]:
     """Group rows by the value of a field, in sorted order."""
-    return {value: [row for row in rows if row[field] == value] for value in sorted({row[field] for row in rows})}
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row[field]].append(row)
+    return dict(sorted(groups.items()))
 
 
 def contexts(rows: Sequence[Row]) -> dict[int, list[Row]]:
@@ -62,31 +75,46 @@ def lines_table(rows: Sequence[Row]) -> str:
     unit = "lines" if rows[0]["length"] is None else "context"
     text = [f"{unit:>10}  prompt tokens         lines     cases  accuracy  95% interval"]
     for context, group in contexts(rows).items():
-        counts = [row["num_lines"] for row in group]
-        lines = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,}-{max(counts):,}"
         documents = len(grouped(group, "index"))
-        cases = f"{documents} x {len(group) / documents:g}" if len(group) > documents else f"{len(group)}"
+        cases = f"{len(group)}"
+        if len(group) > documents:
+            cases = f"{documents} x {len(group) / documents:g}"
         low, high = accuracy_interval(group)
         text.append(
-            f"{context:>10,} {mean_tokens(group):>14,.0f} {lines:>13} {cases:>9} {mean(group):>9.1%} "
-            f"{f'{100 * low:.1f}-{high:.1%}':>13}"
+            f"{context:>10,} {mean_tokens(group):>14,.0f} {span(group, 'num_lines'):>13} {cases:>9} "
+            f"{mean(group):>9.1%} {f'{100 * low:.1f}-{high:.1%}':>13}"
         )
     if "question" in rows[0]:
         text.append("cases: documents x questions about each; intervals are over documents")
     return "\n".join(text)
 
 
+def span(rows: Sequence[Row], field: str) -> str:
+    """Format the smallest and the largest number in a field."""
+    counts = [row[field] for row in rows]
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
+
+
 def mean_scores(rows: Sequence[Row], lengths: Iterable[int]) -> list[float]:
     """Return the mean score of the rows of each length; NaN for a length without rows."""
     by_length = grouped(rows, "length")
-    return [mean(by_length[length]) if length in by_length else nan for length in lengths]
+    scores = []
+    for length in lengths:
+        of_length = by_length.get(length)
+        scores.append(mean(of_length) if of_length else nan)
+    return scores
 
 
 def cross_table(rows: Sequence[Row], field: str, label: str = "{}") -> str:
     """Tabulate mean scores times 100, with a row for each value of a field and a column for each context."""
     lengths = grouped(rows, "length")
-    text = [f"{field:>16}" + "".join(f"{length:>11,}" for length in lengths)]
-    groups = {label.format(value): group for value, group in grouped(rows, field).items()} | {"mean": rows}
+    columns = "".join(f"{length:>11,}" for length in lengths)
+    text = [f"{field:>16}{columns}"]
+    groups: dict[str, Sequence[Row]] = {}
+    for value, group in grouped(rows, field).items():
+        groups[label.format(value)] = group
+    groups["mean"] = rows
     for name, group in groups.items():
         scores = "".join(f"{100 * score:>11.1f}" for score in mean_scores(group, lengths))
         text.append(f"{name:>16}{scores.replace('nan', '  -')}")
@@ -98,14 +126,14 @@ def tasks_table(rows: Sequence[Row]) -> str:
     are of one question, so that intervals are over questions; `cut` counts prompts that were too long."""
     text = [f"{'task':>22} {'context':>9} cases  cut  score  95% interval"]
     for length, of_length in grouped(rows, "length").items():
-        by_task = grouped(of_length, "task")
-        for task, rows_of_task in by_task.items():
-            low, high = interval_of_questions(rows_of_task)
-            cut = sum(row["cut"] > 0 for row in rows_of_task)
+        scores = []
+        for task, of_task in grouped(of_length, "task").items():
+            scores.append(mean(of_task))
+            low, high = interval_of_questions(of_task)
+            cut = sum(row["cut"] > 0 for row in of_task)
             text.append(
-                f"{task:>22} {length:>9,} {len(rows_of_task):>5} {cut:>4} {100 * mean(rows_of_task):>6.1f}  "
+                f"{task:>22} {length:>9,} {len(of_task):>5} {cut:>4} {100 * scores[-1]:>6.1f}  "
                 f"{100 * low:.1f}-{100 * high:.1f}"
             )
-        of_tasks = [mean(rows_of_task) for rows_of_task in by_task.values()]
-        text.append(f"{'mean of the tasks':>22} {length:>9,} {'':>10} {100 * sum(of_tasks) / len(of_tasks):>6.1f}")
+        text.append(f"{'mean of the tasks':>22} {length:>9,} {'':>10} {100 * sum(scores) / len(scores):>6.1f}")
     return "\n".join(text)

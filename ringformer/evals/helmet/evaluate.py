@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ringformer.evals.cases import Case
-from ringformer.evals.evaluation_setup import opened, say, write_outputs
+from ringformer.evals.evaluation_setup import opened, parse_names, say, write_outputs
 from ringformer.evals.figures import draw_tasks
 from ringformer.evals.helmet.cases import cases_of_length, score
 from ringformer.evals.helmet.official_files import read_questions, tasks_of
@@ -17,12 +17,13 @@ from ringformer.evals.tables import tasks_table
 def evaluate_helmet(args: argparse.Namespace) -> None:
     """Run `ringformer eval helmet`."""
     folder = Path(args.data)
-    names = [name.strip() for name in args.tasks.split(",") if name.strip()] if args.tasks else None
+    names = parse_names(args.tasks)
     with opened(args) as model:
         tasks = tasks_of(folder, model.lengths, names)
         if earlier := model.text.beginning.describe_earlier():
             say(earlier)
-        if left_out := [name for name in BY_NAME if name not in {task.name for task in tasks}]:
+        left_out = [name for name, task in BY_NAME.items() if task not in tasks]
+        if left_out:
             say(f"left out: {', '.join(left_out)}")
         for length in model.lengths:
             for task in tasks:
@@ -41,5 +42,4 @@ def evaluate_helmet(args: argparse.Namespace) -> None:
 
             answer_cases(groups(), answering, score, file, say)
             rows = list(file.rows.values())
-            title = f"HELMET: {model.name}{', chat' if args.chat else ''}"
-            write_outputs(file, title, tasks_table(rows), draw_tasks, rows)
+            write_outputs(file, model.title("HELMET"), tasks_table(rows), draw_tasks, rows)

@@ -1,10 +1,12 @@
 """`ringformer eval longbench`."""
 
 import argparse
+from functools import partial
+from itertools import product, starmap
 from pathlib import Path
 
 from ringformer.data.optional_packages import needed_for
-from ringformer.evals.evaluation_setup import opened, say, write_outputs
+from ringformer.evals.evaluation_setup import opened, parse_names, say, write_outputs
 from ringformer.evals.figures import draw_tasks
 from ringformer.evals.longbench.cases import cases_of_length, is_plain, score
 from ringformer.evals.longbench.official_files import config_hash, read_tasks
@@ -15,8 +17,7 @@ from ringformer.evals.tables import tasks_table
 
 def evaluate_longbench(args: argparse.Namespace) -> None:
     """Run `ringformer eval longbench`."""
-    names = [name.strip() for name in args.tasks.split(",") if name.strip()] if args.tasks else None
-    tasks = read_tasks(Path(args.data), names)
+    tasks = read_tasks(Path(args.data), parse_names(args.tasks))
     with needed_for("LongBench's summaries and Chinese tasks", EXTRA), opened(args) as model:
         import_packages([task.name for task in tasks])
         if earlier := model.text.beginning.describe_earlier():
@@ -27,13 +28,11 @@ def evaluate_longbench(args: argparse.Namespace) -> None:
             generator = model.load(longest)
             for chat in sorted({False, args.chat}):
                 answering = Answering(generator, longest, args.batch_size, chat)
-                groups = (
-                    list(cases_of_length(length, task, args.num_cases, model.text.tokenizer, answering.tokens))
-                    for length in model.lengths
-                    for task in tasks
-                    if (args.chat and not is_plain(task.name)) == chat
+                of_kind = [task for task in tasks if (args.chat and not is_plain(task.name)) == chat]
+                cases = partial(
+                    cases_of_length, number=args.num_cases, tokens=model.text.tokenizer, count=answering.tokens
                 )
-                answer_cases(groups, answering, score, file, say)
+                groups = starmap(cases, product(model.lengths, of_kind))
+                answer_cases(map(list, groups), answering, score, file, say)
             rows = list(file.rows.values())
-            title = f"LongBench: {model.name}{', chat' if args.chat else ''}"
-            write_outputs(file, title, tasks_table(rows), draw_tasks, rows)
+            write_outputs(file, model.title("LongBench"), tasks_table(rows), draw_tasks, rows)

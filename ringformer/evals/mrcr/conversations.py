@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ringformer.data.chats.conversations import Message
 from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, PromptText, largest_that_fits, room_for_prompt, seeded
-from ringformer.evals.tables import grouped, mean, mean_tokens, score_interval
+from ringformer.evals.tables import grouped, mean, mean_tokens, score_interval, span
 from ringformer.evals.texts.words import NOUNS
 
 KINDS = ("poem", "story", "letter", "speech", "song", "report", "riddle", "essay", "play", "diary entry")
@@ -56,14 +56,17 @@ class Exchange(NamedTuple):
 def passages_of(text: str) -> list[str]:
     """Return the paragraphs of a text that have `PASSAGE_WORDS`, each on one line, without repetitions. Raises
     ValueError if there are fewer than eight."""
-    paragraphs = (re.sub(r"\s+", " ", paragraph).strip() for paragraph in re.split(r"\n\s*\n", text))
-    passages = [text for text in dict.fromkeys(paragraphs) if len(text.split()) in PASSAGE_WORDS]
+    passages: dict[str, None] = {}
+    for paragraph in re.split(r"\n\s*\n", text):
+        words = paragraph.split()
+        if len(words) in PASSAGE_WORDS:
+            passages[" ".join(words)] = None
     if len(passages) < len(ORDINALS):
         raise ValueError(
             f"the text has {len(passages)} paragraphs of {PASSAGE_WORDS.start} to {PASSAGE_WORDS.stop - 1} words, too "
             "few for a conversation: name another one"
         )
-    return passages
+    return list(passages)
 
 
 def check(needles: int) -> None:
@@ -138,10 +141,11 @@ class _Drawn:
         """Return the exchanges before the question."""
         places = set(self.places(exchanges))
         others = self._others(seeded("others", *self._seeds))
-        return [
-            Exchange(self._wanted if number in places else next(others), self.passage(number))
-            for number in range(exchanges)
-        ]
+        conversation = []
+        for number in range(exchanges):
+            request = self._wanted if number in places else next(others)
+            conversation.append(Exchange(request, self.passage(number)))
+        return conversation
 
     def _others(self, rng: random.Random) -> Iterator[Request]:
         """Yield requests that differ from the one that is repeated."""
@@ -160,11 +164,11 @@ class _Drawn:
         question = QUESTION.format(prefix=self.prefix, number=ORDINALS[self.asked], kind=kind, noun=noun)
         turns = self.conversation(exchanges)
         if not chat:
-            transcript = "".join(f"User: {turn.request}\n\nAssistant: {turn.answer}\n\n" for turn in turns)
+            transcript = "".join(f"User: {request}\n\nAssistant: {answer}\n\n" for request, answer in turns)
             return f"{transcript}User: {question}\n\nAssistant:"
         messages = []
-        for turn in turns:
-            messages += [Message("user", str(turn.request)), Message("assistant", turn.answer)]
+        for request, answer in turns:
+            messages += [Message("user", str(request)), Message("assistant", answer)]
         return (*messages, Message("user", question))
 
 
@@ -185,8 +189,7 @@ def table(rows: Sequence[Row]) -> str:
     """Tabulate the mean scores by context, with their 95% intervals."""
     text = [f"{'context':>10}  prompt tokens     exchanges  cases     score  95% interval"]
     for context, group in grouped(rows, "length").items():
-        counts = [row["exchanges"] for row in group]
-        exchanges = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,}-{max(counts):,}"
+        exchanges = span(group, "exchanges")
         low, high = score_interval(group)
         text.append(
             f"{context:>10,} {mean_tokens(group):>14,.0f} {exchanges:>13} {len(group):>6} {mean(group):>9.1%} "

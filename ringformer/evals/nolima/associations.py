@@ -84,7 +84,10 @@ class Drawn(NamedTuple):
 def usable(haystack: Haystack) -> tuple[list[Pair], list[str]]:
     """Return the pairs and the names that do not occur in the text. Raises ValueError if it leaves too few."""
     text = " ".join("".join(haystack.pieces).lower().split())
-    pairs = [pair for pair in PAIRS if not any(_within(text, words) for words in (pair.region, _bare(pair.landmark)))]
+    pairs = []
+    for pair in PAIRS:
+        if not _within(text, pair.region) and not _within(text, pair.landmark.removeprefix("the ")):
+            pairs.append(pair)
     names = [name for name in NAMES if not _within(text, name)]
     if min(len(pairs), len(names)) < LEAST:
         raise ValueError(
@@ -92,10 +95,6 @@ def usable(haystack: Haystack) -> tuple[list[Pair], list[str]]:
             f"{len(names)} of {len(NAMES)} names do not occur in it; name another text"
         )
     return pairs, names
-
-
-def _bare(landmark: str) -> str:
-    return landmark.removeprefix("the ")
 
 
 def _within(text: str, words: str) -> bool:

@@ -72,7 +72,9 @@ def gather(evals: Path, model: Mapping[str, Any]) -> Report:
     ValueError for a file of cases that was changed.
     """
     report = Report([], {})
-    for folder in sorted(path for path in evals.glob("*") if path.is_dir() and path.name != REPORT):
+    for folder in sorted(evals.glob("*")):
+        if not folder.is_dir() or folder.name == REPORT:
+            continue
         if contained(folder, CASES).is_file():
             lines = _of_cases(folder, model)
         elif contained(folder, RESULTS).is_file():
@@ -94,7 +96,9 @@ def _other_model(settings: Mapping[str, Any], model: Mapping[str, Any]) -> str |
     if settings.get("checkpoint") != model["checkpoint"]:
         return "it is of another checkpoint"
     run = str(settings.get("run"))
-    return f"it is of {run}" if run != model["run"] and Path(run).exists() else None
+    if run != model["run"] and Path(run).exists():
+        return f"it is of {run}"
+    return None
 
 
 def _of_cases(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
@@ -114,21 +118,25 @@ def _of_cases(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
         return f"its scores need the package {error.name}: pip install 'ringformer[longbench]'"
     if not rows:
         return "it has no case yet"
-    if other := _other_model(settings or {}, model):
+    settings = settings or {}
+    if other := _other_model(settings, model):
         return other
-    lines = read(folder.name, settings or {}, list(rows.values()))
-    form = _form(settings or {})
-    return [line._replace(task=f"{line.task}, {form}" if form else line.task) for line in lines]
+    lines = list(read(folder.name, settings, list(rows.values())))
+    if form := _form(settings):
+        lines = [line._replace(task=f"{line.task}, {form}") for line in lines]
+    return lines
 
 
 def _form(settings: Mapping[str, Any]) -> str:
     """Return what a number was measured with, besides the model: another rope, a chat template, needles."""
-    ropes = [
-        f"{key} {value}" for key, value in settings.items() if key == "rope_theta" or key.startswith("rope_scaling.")
-    ]
-    parts = [key for key in ("chat", "direct") if settings.get(key) is True]
-    needles = [f"{settings['needles']} needles"] if settings.get("needles", 1) != 1 else []
-    return ", ".join([*needles, *parts, *ropes])
+    parts = []
+    if settings.get("needles", 1) != 1:
+        parts.append(f"{settings['needles']} needles")
+    parts += [key for key in ("chat", "direct") if settings.get(key) is True]
+    for key, value in settings.items():
+        if key == "rope_theta" or key.startswith("rope_scaling."):
+            parts.append(f"{key} {value}")
+    return ", ".join(parts)
 
 
 def _scores(
@@ -150,8 +158,8 @@ def _losses(folder: str, settings: Mapping[str, Any], rows: Sequence[Row], parts
 
 def _perplexity(folder: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Line]:
     yield from _losses(folder, settings, rows, {by_context.LAST: "the same last {last:,} tokens"})
+    longest = max(row["length"] for row in rows)
     for first, loss in by_context.by_position(rows).items():
-        longest = max(row["length"] for row in rows)
         yield _of_loss(folder, f"positions {first:,} to {min(2 * first, longest) - 1:,}", longest, loss)
 
 
@@ -190,15 +198,24 @@ def _of_harness(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
                 error = metrics.get(f"{metric}_stderr,{rule}")
                 if metric.endswith("_stderr") or not _is_number(value):
                     continue
-                spread = DEVIATIONS * float(error) if _is_number(error) else None
-                ends = None if spread is None else (value - spread, value + spread)
-                if ends is not None and metric.startswith(SHARES):
-                    ends = max(0.0, ends[0]), min(1.0, ends[1])
-                name = f"{task}, {metric}" if rule in ("none", "") else f"{task}, {metric} ({rule})"
-                lines.append(Line(folder.name, name, content["length"], cases, float(value), ends, metric))
+                name = f"{task}, {metric}"
+                if rule not in ("none", ""):
+                    name += f" ({rule})"
+                interval = _interval(value, error, metric)
+                lines.append(Line(folder.name, name, content["length"], cases, float(value), interval, metric))
         return lines
     except (TypeError, LookupError, AttributeError, ValueError):
         return f"its {RESULTS} has another form than the harness's"
+
+
+def _interval(value: float, error: Any, metric: str) -> tuple[float, float] | None:
+    """Return the 95% interval of a metric of the harness; None if it has no standard error."""
+    if not _is_number(error):
+        return None
+    spread = DEVIATIONS * float(error)
+    if metric.startswith(SHARES):
+        return max(0.0, value - spread), min(1.0, value + spread)
+    return value - spread, value + spread
 
 
 def _is_number(value: Any) -> bool:

@@ -3,8 +3,8 @@
 import argparse
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,15 @@ def report(args: argparse.Namespace) -> None:
         raise ValueError(f"{run} is a Hugging Face checkpoint, which is never written to: set --evals and --out")
     if not (run / CONFIG).is_file():
         stages = ", ".join(path.name for path in sorted(run.glob("stage-*")))
-        which = f"a run in stages: name one of them, {stages}" if stages else "no folder of a run or of a model"
+        which = "no folder of a run or of a model"
+        if stages:
+            which = f"a run in stages: name one of them, {stages}"
         raise ValueError(f"{run} is {which}")
     if args.out and any((Path(args.out) / file).exists() for file in (CASES, RESULTS)):
         raise ValueError(f"--out={args.out} is the folder of an evaluation: choose another")
     check_matplotlib()
     of_model = identity(args.run_dir)
-    evals = Path(args.evals) if args.evals else run / EVALS
+    evals = Path(args.evals or run / EVALS)
     gathered = gather(evals, of_model)
     for name, reason in gathered.left_out.items():
         say(f"{evals / name} is left out: {reason}")
@@ -55,49 +57,55 @@ def report(args: argparse.Namespace) -> None:
 
 def markdown(lines: Sequence[Line]) -> str:
     """Return a table in Markdown, whose columns are aligned for those who read it as text."""
-    rows = [HEAD, *(cells(line) for line in lines)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    rule = ["-" * width for width in widths]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (padded[0], rule, *padded[1:]))
+    rows = list(map(cells, lines))
+    widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)]
+    rule = tuple("-" * width for width in widths)
+    text = []
+    for row in (HEAD, rule, *rows):
+        padded = map(str.ljust, row, widths)
+        text.append(f"| {' | '.join(padded)} |")
+    return "\n".join(text)
 
 
 def cells(line: Line) -> tuple[str, ...]:
     """Return the cells of a line; a score is in percent, a loss has its perplexity."""
-    context = "" if line.context is None else f"{line.context:,}"
     name = line.task.replace("|", "\\|")
-    if line.unit == SCORE:
-        value = f"{line.value:.1%}"
-        unit = SCORE
-        interval = "" if line.interval is None else f"{line.interval[0]:.1%} to {line.interval[1]:.1%}"
-    else:
-        value = f"{line.value:.4f}"
-        unit = f"{NATS}, perplexity {math.exp(min(line.value, 700)):,.3f}" if line.unit == NATS else line.unit
-        interval = "" if line.interval is None else f"{line.interval[0]:.4f} to {line.interval[1]:.4f}"
-    cases = "" if line.cases is None else f"{line.cases:,}"
-    return line.evaluation, name, context, cases, value, interval, unit
+    number = ".1%" if line.unit == SCORE else ".4f"
+    value = f"{line.value:{number}}"
+    interval = ""
+    if line.interval is not None:
+        low, high = line.interval
+        interval = f"{low:{number}} to {high:{number}}"
+    unit = line.unit
+    if unit == NATS:
+        unit = f"{NATS}, perplexity {math.exp(min(line.value, 700)):,.3f}"
+    return line.evaluation, name, _count(line.context), _count(line.cases), value, interval, unit
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 @drawn
 def draw_report(plt, lines: Sequence[Line], title: str) -> Any:
     """Plot each value with its interval, in a panel for each unit."""
-    ordered = sorted(lines, key=lambda line: (line.unit != SCORE, line.unit))
-    by_unit = {unit: list(of_unit) for unit, of_unit in groupby(ordered, lambda line: line.unit)}
+    by_unit = defaultdict(list)
+    for line in sorted(lines, key=lambda line: (line.unit != SCORE, line.unit)):
+        by_unit[line.unit].append(line)
     heights = [len(of_unit) + 1.5 for of_unit in by_unit.values()]
     size = (8, 0.24 * sum(heights) + 0.8)
     figure, panels = plt.subplots(
         len(by_unit), 1, figsize=size, height_ratios=heights, layout="constrained", squeeze=False
     )
     for axes, (unit, of_unit) in zip(panels[:, 0], by_unit.items(), strict=True):
-        places = range(len(of_unit))
-        for place, line in zip(places, of_unit, strict=True):
+        names = []
+        for place, line in enumerate(of_unit):
             low, high = line.interval or (line.value, line.value)
             axes.plot([low, high], [place, place], color=COLOR, linewidth=1.5, alpha=0.5)
             axes.plot([line.value], [place], "o", color=COLOR, markersize=5)
-        names = [
-            ", ".join(dict.fromkeys(filter(None, (line.evaluation, line.task, cells(line)[2])))) for line in of_unit
-        ]
-        axes.set_yticks(list(places), names, fontsize=8)
+            parts = filter(None, (line.evaluation, line.task, _count(line.context)))
+            names.append(", ".join(dict.fromkeys(parts)))
+        axes.set_yticks(range(len(names)), names, fontsize=8)
         axes.invert_yaxis()
         axes.grid(axis="x", color=RULE, linewidth=0.6)
         axes.set_xlabel(f"{unit}, 95% interval")

@@ -9,6 +9,7 @@ unchanged; later chapters are left out to keep the file small.
 import bz2
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 NAME = "Moby Dick, chapters 1-109"
 """Name of the text in outputs."""
@@ -16,10 +17,20 @@ SHA256 = "038d7ec8e199ff1931192f2cfcd2db27c5dd5f3a1c06af9f2160dcf25b0d0487"
 """Hash of the text in UTF-8: `cat $(seq -f package/data/chapter_%g.txt 109) | sha256sum` after `npm pack`."""
 
 
-def read_text_of(option: str, path: str | Path) -> str:
-    """Read the UTF-8 text that an option names. Raises ValueError if it cannot be read, or is not UTF-8."""
+class NamedText(NamedTuple):
+    """A text and its name in outputs."""
+
+    name: str
+    text: str
+
+
+def read_text_of(option: str, path: str | Path | None) -> NamedText:
+    """Read the UTF-8 text that an option names, or the one that ringformer ships if it names none. Raises ValueError if
+    the text cannot be read, or is not UTF-8."""
+    if path is None:
+        return NamedText(NAME, read_text())
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return NamedText(Path(path).name, Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise ValueError(f"{option}={path} is not UTF-8: name a text file") from None
     except OSError as error:
