@@ -78,12 +78,15 @@ class CaseFile:
         old, self.rows = read_cases(path, evaluation, check) if path.exists() else (None, {})
         old = old or {}
         new = json.loads(json.dumps(settings))
-        changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-        if self.rows and changed:
-            changes = "; ".join(f"{name} is {old.get(name)!r}, not {new.get(name)!r}" for name in changed)
-            raise ValueError(f"{path} holds cases with other settings: {changes}; choose another --out")
+        changes = []
+        for name in sorted(old.keys() | new.keys()):
+            if old.get(name) != new.get(name):
+                changes.append(f"{name} is {old.get(name)!r}, not {new.get(name)!r}")
+        if self.rows and changes:
+            raise ValueError(f"{path} holds cases with other settings: {'; '.join(changes)}; choose another --out")
         head = {"evaluation": evaluation, "settings": settings}
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in (head, *self.rows.values())))
+        lines = map(json.dumps, (head, *self.rows.values()))
+        write_whole(path, "\n".join(lines) + "\n")
 
     def missing(self, cases: Sequence[Any]) -> list[Any]:
         """Return the cases that the file lacks, according to each case's `key`. Raises ValueError for a case that the

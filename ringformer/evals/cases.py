@@ -61,7 +61,7 @@ the answer, which is counted too."""
 
 def seeded(*parts: object) -> random.Random:
     """Return a random generator seeded by `parts`, the same in every process and on every machine."""
-    return random.Random(json.dumps([str(part) for part in parts]))
+    return random.Random(json.dumps(list(map(str, parts))))
 
 
 def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, guess: int | None = None) -> int:
@@ -90,7 +90,10 @@ def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, gues
             beyond = fits + step
     while beyond - fits > 1:
         middle = (fits + beyond) // 2
-        fits, beyond = (middle, beyond) if tokens(middle) <= limit else (fits, middle)
+        if tokens(middle) <= limit:
+            fits = middle
+        else:
+            beyond = middle
     return fits
 
 

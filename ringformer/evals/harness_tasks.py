@@ -35,7 +35,7 @@ RULER: dict[str, str | None] = {
     "ruler_qa_hotpot": "--hotpotqa",
 }
 """The harness's RULER tasks, and the option of `ringformer eval ruler` for the data that a task downloads."""
-RULER_LENGTHS = [2**power for power in range(12, 18)]
+RULER_LENGTHS = [4096, 8192, 16384, 32768, 65536, 131072]
 """Contexts for which these tasks have a metric."""
 
 
@@ -64,10 +64,12 @@ def read_tasks(
         matching: dict[str, None] = {}
         for name in names:
             matching |= dict.fromkeys(manager.match_tasks([name]))
-        leaves: list[str] = []
+        ruler = []
         for name in matching:
-            leaves += _leaves(manager, name)
-        _check_ruler([leaf for leaf in leaves if leaf in RULER], tokenizer, lengths)
+            for leaf in _leaves(manager, name):
+                if leaf in RULER:
+                    ruler.append(leaf)
+        _check_ruler(ruler, tokenizer, lengths)
         random.seed(DEFAULT_RANDOM_SEED)  # as the harness does before it reads tasks: some draw their data
         np.random.seed(DEFAULT_OTHER_SEED)
         tasks: list[Any] = []
@@ -115,7 +117,7 @@ def _check_ruler(names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[i
                 f"task {names[0]!r} has no metric for {length} tokens: set --lengths to some of "
                 f"{', '.join(map(str, RULER_LENGTHS))}, or run `ringformer eval ruler`"
             )
-    if not any(path.name == "tokenizer.json" for path in tokenizer.files):
+    if _tokenizer_json(tokenizer) is None:
         raise ValueError(
             f"task {names[0]!r} needs a tokenizer.json, which tokenizer {tokenizer.name} has not: run `ringformer eval "
             "ruler`"
@@ -124,9 +126,16 @@ def _check_ruler(names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[i
 
 def _save(tokenizer: Tokenizer, folder: Path) -> str | None:
     """Copy a tokenizer.json to a folder from which transformers loads it; None if the tokenizer has none."""
+    path = _tokenizer_json(tokenizer)
+    if path is None:
+        return None
+    shutil.copyfile(path, folder / path.name)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return str(folder)
+
+
+def _tokenizer_json(tokenizer: Tokenizer) -> Path | None:
     for path in tokenizer.files:
         if path.name == "tokenizer.json":
-            shutil.copyfile(path, folder / path.name)
-            (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-            return str(folder)
+            return path
     return None

@@ -1,6 +1,7 @@
 """LongEval's line retrieval: a record of lines, each with a number, and a question for the number of one line."""
 
 import json
+import random
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -47,6 +48,11 @@ def record_text(lines: Iterable[tuple[str, int]]) -> str:
     return HEADER + "".join(LINE.format(index=index, number=number) for index, number in lines)
 
 
+def _draw(rng: random.Random, numbers: Numbers) -> Iterator[tuple[str, int]]:
+    for index in distinct_pairs(rng):
+        yield index, rng.randint(*numbers)
+
+
 class Record:
     """Lines of a document and the questions about them. The first n lines are the same, however many are requested.
 
@@ -60,7 +66,7 @@ class Record:
             raise ValueError(f"numbers from {numbers.smallest} to {numbers.largest}: use 0 <= smallest <= largest")
         rng = seeded("lines", *parts)
         self._asked = seeded("asked line", *parts).random()
-        self._drawn = ((index, rng.randint(*numbers)) for index in distinct_pairs(rng))
+        self._drawn = _draw(rng, numbers)
         self._lines: list[tuple[str, int]] = []
         self._parts = parts
         self._questions = questions

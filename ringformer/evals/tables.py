@@ -9,9 +9,14 @@ from ringformer.evals.case_file import Row
 from ringformer.evals.intervals import bootstrap, wilson
 
 
+def column(rows: Sequence[Row], field: str) -> list[Any]:
+    """Return the values of a field."""
+    return [row[field] for row in rows]
+
+
 def mean(rows: Sequence[Row]) -> float:
     """Mean score of some cases, from 0 to 1."""
-    return sum(row["score"] for row in rows) / len(rows)
+    return sum(column(rows, "score")) / len(rows)
 
 
 def accuracy_interval(rows: Sequence[Row]) -> tuple[float, float]:
@@ -28,7 +33,7 @@ def accuracy_interval(rows: Sequence[Row]) -> tuple[float, float]:
 def score_interval(rows: Sequence[Row]) -> tuple[float, float]:
     """Return the 95% interval of the mean of scores between 0 and 1 of independent cases: from a bootstrap over cases.
     If all scores are the same, which a bootstrap takes for certain, it is that of right or wrong cases."""
-    return _interval(rows, [[row["score"]] for row in rows])
+    return _interval(rows, [[score] for score in column(rows, "score")])
 
 
 def interval_of_questions(rows: Sequence[Row]) -> tuple[float, float]:
@@ -39,7 +44,7 @@ def interval_of_questions(rows: Sequence[Row]) -> tuple[float, float]:
 
 def _interval(rows: Sequence[Row], scores: list[list[float]]) -> tuple[float, float]:
     """Return the interval of the mean of scores, which are given in independent groups."""
-    if len({row["score"] for row in rows}) == 1:
+    if len(set(column(rows, "score"))) == 1:
         return wilson(mean(rows), len(scores))
     return bootstrap(list(map(sum, scores)), list(map(len, scores)))
 
@@ -48,13 +53,13 @@ def _scores_by_index(rows: Sequence[Row]) -> list[list[float]]:
     """Return the scores of the rows of each document or question, which have the same `index`."""
     scores = []
     for of_index in grouped(rows, "index").values():
-        scores.append([row["score"] for row in of_index])
+        scores.append(column(of_index, "score"))
     return scores
 
 
 def mean_tokens(rows: Sequence[Row]) -> float:
     """Mean prompt length in tokens."""
-    return sum(row["prompt_tokens"] for row in rows) / len(rows)
+    return sum(column(rows, "prompt_tokens")) / len(rows)
 
 
 def grouped(rows: Sequence[Row], field: str) -> dict[Any, list[Row]]:
@@ -91,7 +96,7 @@ def lines_table(rows: Sequence[Row]) -> str:
 
 def span(rows: Sequence[Row], field: str) -> str:
     """Format the smallest and the largest number in a field."""
-    counts = [row[field] for row in rows]
+    counts = column(rows, field)
     low, high = min(counts), max(counts)
     return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
@@ -112,8 +117,8 @@ def cross_table(rows: Sequence[Row], field: str, label: str = "{}") -> str:
     columns = "".join(f"{length:>11,}" for length in lengths)
     text = [f"{field:>16}{columns}"]
     groups: dict[str, Sequence[Row]] = {}
-    for value, group in grouped(rows, field).items():
-        groups[label.format(value)] = group
+    for value, of_value in grouped(rows, field).items():
+        groups[label.format(value)] = of_value
     groups["mean"] = rows
     for name, group in groups.items():
         scores = "".join(f"{100 * score:>11.1f}" for score in mean_scores(group, lengths))

@@ -96,9 +96,11 @@ def _tables(args: argparse.Namespace) -> None:
     made = []
     for path, wanted in searches.items():
         for cell in wanted:
-            made += [(cell.target, attempt) for attempt in read(path)[cell.name]]
+            for attempt in read(path)[cell.name]:
+                made.append((cell.target, attempt))
     for cell in compared:
-        made += [(cell.target, run) for run in runs.get(cell.name, {}).values()]
+        for run in runs.get(cell.name, {}).values():
+            made.append((cell.target, run))
     for line in other_compilers(made):
         print(line, file=sys.stderr)
     if whole or args.only == "table1":

@@ -107,7 +107,8 @@ def beside_paper(wanted: list[Cell], columns: dict[str, Results]) -> list[str]:
         row = [cell.name, f"{cell.paper:,}" if cell.row.paper else "-"]
         for results in columns.values():
             row.append(_longest_text(cell, results))
-            compilers.update(a["compiled_by"] for a in results[cell.name])
+            for a in results[cell.name]:
+                compilers.add(a["compiled_by"])
         rows.append(row)
     width = max(len(name) for name, *_ in rows)
     lines = []

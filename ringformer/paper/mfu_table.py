@@ -27,7 +27,11 @@ DTYPES = {"float32": "float32", "bfloat16": "bf16"}
 
 def rows(results: dict[str, dict[str, Any]], dtype: str) -> list[str]:
     """Return the rows of the table for one dtype of the computation."""
-    return [_row(cell, results.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
+    of_dtype = []
+    for cell in cells():
+        if cell.variant.compute_dtype == dtype:
+            of_dtype.append(_row(cell, results.get(cell.name, {})))
+    return of_dtype
 
 
 def executables(results: dict[str, dict[str, Any]]) -> list[str]:

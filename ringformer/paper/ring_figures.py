@@ -85,7 +85,7 @@ def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
             edges = x + np.arange(local + 1) / local
             masks.stairs(y + hidden, edges, baseline=y + 1, fill=True, color=RANK_COLORS[rank])
         side = n * 1.12
-        middles = [1.12 * i + 0.5 for i in range(n)]
+        middles = 1.12 * np.arange(n) + 0.5
         masks.set(xlim=(-0.02, side), ylim=(side, -0.02), aspect="equal")
         masks.set_xticks(middles, [f"step {i}" for i in range(n)], fontsize=8)
         masks.set_yticks(middles, ranks, fontsize=8)

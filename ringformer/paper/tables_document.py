@@ -1,7 +1,6 @@
 """Writer of docs/tables.md and its figures, from closed forms and from compiled attempts."""
 
 import re
-from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +70,12 @@ def page(
 ) -> str:
     """Return the text of tables.md, from the contents of the files of results."""
     v4 = efficiency("v4")
-    tried = list(chain.from_iterable(attempts.values()))
+    sources: set[str] = set()
+    compilers: set[str] = set()
+    for attempt in chain.from_iterable(attempts.values()):
+        compilers.add(attempt["compiled_by"])
+        if attempt["fits"]:
+            sources.add(_source(attempt))
     as_in_paper, single, baselines = [], [], []
     for row in ROWS:
         as_in_paper.append(_ring_row(row, row.sequences, attempts))
@@ -104,16 +108,18 @@ def page(
         "target": [activation_memory.TARGET],
         "activations": [_activations_row(kind, activations[kind]) for kind in ATTENTION if kind in activations],
         "hidden": _smallest_local_lengths(),
-        "sources": _listed(_source(attempt) for attempt in tried if attempt["fits"]),
-        "compilers": _listed(attempt["compiled_by"] for attempt in tried),
+        "sources": _listed(sources),
+        "compilers": _listed(compilers),
     }
-    texts = {name: "\n".join(filter(None, lines)) for name, lines in fields.items()}
+    texts = {}
+    for name, lines in fields.items():
+        texts[name] = "\n".join(filter(None, lines))
     return PAGE.format(**texts)
 
 
-def _listed(texts: Iterable[str]) -> list[str]:
-    """Return the distinct texts as a list in Markdown."""
-    return [f"- {text}" for text in sorted(set(texts))]
+def _listed(texts: set[str]) -> list[str]:
+    """Return texts as a list in Markdown."""
+    return [f"- {text}" for text in sorted(texts)]
 
 
 def _source(attempt: dict[str, Any]) -> str:
@@ -186,9 +192,10 @@ def _rings(row: Row, sequences: int) -> list[Cell]:
 def _ring_row(row: Row, sequences: int, attempts: max_context.Results) -> str:
     """Return the ring's longest contexts in three regimes."""
     rings = _rings(row, sequences)
-    columns = [_columns(ring, attempts) for ring in rings]
-    paper = _length(rings[0].paper)
-    return f"| {row.target} | {row.size} | {row.devices}/{sequences} | {paper} | {' | '.join(columns)} |"
+    text = f"| {row.target} | {row.size} | {row.devices}/{sequences} | {_length(rings[0].paper)} |"
+    for ring in rings:
+        text += f" {_columns(ring, attempts)} |"
+    return text
 
 
 def _kernel_row(cell: Cell, attempts: max_context.Results) -> str:
@@ -206,8 +213,10 @@ def _baseline_cells(row: Row) -> list[Cell]:
 
 def _baseline_row(row: Row, attempts: max_context.Results) -> str:
     """Return the longest contexts without a ring beside the paper's."""
-    columns = [f"{_longest_text(attempts[cell.name])} ({cell.paper // K}K)" for cell in _baseline_cells(row)]
-    return f"| {row.target} | {row.size} | {' | '.join(columns)} |"
+    text = f"| {row.target} | {row.size} |"
+    for cell in _baseline_cells(row):
+        text += f" {_longest_text(attempts[cell.name])} ({cell.paper // K}K) |"
+    return text
 
 
 def _shorter_baselines(attempts: max_context.Results) -> list[str]:

@@ -88,7 +88,8 @@ def paper_rows(results: Results) -> list[str]:
         texts = []
         for kind, answers in PAPER.items():
             attempts = results[of_setup[kind].name]
-            texts += [_cell_text(attempts, number) for number in answers]
+            for number in answers:
+                texts.append(_cell_text(attempts, number))
         rows.append(f"| {target} | {dtype} | {find_target(target).budget / GiB:.2f} | {' | '.join(texts)} |")
     return rows
 

@@ -34,7 +34,9 @@ def _are_texts(*values: Any) -> bool:
 
 def _needle_answers(row: Row) -> list[Any]:
     given = row["answer"] if "answer" in row else row["outputs"]
-    return [given] if isinstance(given, str) else list(given)
+    if isinstance(given, str):
+        return [given]
+    return list(given)
 
 
 def _is_needle(row: Row) -> bool:
@@ -43,7 +45,7 @@ def _is_needle(row: Row) -> bool:
 
 
 def _of_needle(row: Row, examples: Sequence[Row]) -> Question:
-    fields = {name: row[name] for name in ("context", "query", "type_needle_v")}
+    fields = {"context": row["context"], "query": row["query"], "type_needle_v": row["type_needle_v"]}
     return Question(fields, tuple(_needle_answers(row)), {})
 
 
@@ -55,7 +57,9 @@ def _is_pair(row: Row) -> bool:
 
 
 def _of_pair(row: Row, examples: Sequence[Row]) -> Question:
-    demos = "".join(f"Key: {key}\nCorresponding value: {value}\n\n" for key, value in row["demos"][:SHOTS])
+    demos = ""
+    for key, value in row["demos"][:SHOTS]:
+        demos += f"Key: {key}\nCorresponding value: {value}\n\n"
     fields = {"context": row["context"], "question": row["question"], "demos": demos}
     return Question(fields, (row["answer"],), {})
 
@@ -84,9 +88,11 @@ def _is_query(row: Row) -> bool:
     texts = [row["query"], row["qid"]]
     for document in documents:
         texts += [document["id"], document["text"]]
-    titles = [document["title"] for document in documents if "title" in documents[0]]
-    labels = [document["label"] for document in documents]
-    return bool(documents) and _are_texts(*texts, *titles) and all(type(label) is int for label in labels)
+        if "title" in documents[0]:
+            texts.append(document["title"])
+        if type(document["label"]) is not int:
+            return False
+    return bool(documents) and _are_texts(*texts)
 
 
 def _of_query(row: Row, examples: Sequence[Row]) -> Question:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +46,12 @@ def tasks_of(folder: Path, lengths: Sequence[int], names: Sequence[str] | None) 
         raise FileNotFoundError(f"{folder} is no folder of HELMET: {HOW}")
     present = []
     for name in names or BY_NAME:
-        paths = [file_of(folder, BY_NAME[name], length) for length in lengths]
-        missing = [path for path in paths if not path.is_file()]
+        task = BY_NAME[name]
+        missing = [length for length in lengths if not file_of(folder, task, length).is_file()]
         if missing and names:
-            raise FileNotFoundError(f"there is no {missing[0]}: {HOW}")
+            raise FileNotFoundError(f"there is no {file_of(folder, task, missing[0])}: {HOW}")
         if not missing:
-            present.append(BY_NAME[name])
+            present.append(task)
     if not present:
         raise FileNotFoundError(f"{folder}/data has no task with files for all --lengths: {HOW}")
     return present
@@ -68,8 +69,11 @@ def read_questions(folder: Path, task: Task, length: int, number: int | None) ->
     """
     path = file_of(folder, task, length)
     rows = _rows(path, task)
+    questions: list[list[Question]] = []
     if not task.examples:
-        return [[task.form.question(row, ())] for row in _shuffled(rows, SEED)[:number]]
+        for row in _shuffled(rows, SEED)[:number]:
+            questions.append([task.form.question(row, ())])
+        return questions
     key = next(key for key in KEYS if key in rows[0])
     _check_names(path, rows, key)
     path_of_examples = folder / "data" / task.examples
@@ -78,7 +82,6 @@ def read_questions(folder: Path, task: Task, length: int, number: int | None) ->
     drawn = _drawn_questions(rows, key, number)
     if task.examples_are == "not asked" and len(examples) > 2 * sum(map(len, drawn.values())):
         examples = [row for row in examples if row[key] not in drawn]
-    questions = []
     for name, rows_of_question in drawn.items():
         solved = _solved(name, key, task, examples)
         if len(solved) < SHOTS:
@@ -111,7 +114,8 @@ def _rows(path: Path, task: Task) -> list[Row]:
         if is_wanted:
             rows.append(row)
     if not rows:
-        raise ValueError(f"{path} has no rows{' of rare subjects' if task.rare else ''}: {HOW}")
+        wanted = "rows of rare subjects" if task.rare else "rows"
+        raise ValueError(f"{path} has no {wanted}: {HOW}")
     return rows
 
 
@@ -129,13 +133,13 @@ def _shuffled(rows: Sequence[Row], seed: int) -> list[Row]:
 
 def _drawn_questions(rows: Sequence[Row], key: str, number: int | None) -> dict[str, list[Row]]:
     """Return all rows of `number` questions by their keys, or of all questions."""
-    names = sorted({row[key] for row in rows})
-    kept = names if number is None else random.Random(SEED).sample(names, min(number, len(names)))
-    drawn: dict[str, list[Row]] = {name: [] for name in sorted(kept)}
-    for row in rows:
-        if row[key] in drawn:
-            drawn[row[key]].append(row)
-    return drawn
+    by_name: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=itemgetter(key)):
+        by_name.setdefault(row[key], []).append(row)
+    if number is None:
+        return by_name
+    drawn = random.Random(SEED).sample(list(by_name), min(number, len(by_name)))
+    return {name: by_name[name] for name in sorted(drawn)}
 
 
 def _solved(name: str, key: str, task: Task, examples: Sequence[Row]) -> list[Row]:

@@ -23,9 +23,10 @@ def score_of(task: Task, answer: str, references: Sequence[str], relevant: Mappi
         return sum(reference.lower() in answer.lower() for reference in references) / len(references)
     if task.form is PASSAGES:
         return ndcg(ranking(answer), relevant)
-    texts = [normalized(answer), normalized(without_prefix(answer, task.answer))]
+    whole = normalized(answer)
+    rest = normalized(without_prefix(answer, task.answer))
     for reference in map(normalized, references):
-        if any(reference in text for text in texts):
+        if reference in whole or reference in rest:
             return 1.0
     return 0.0
 
@@ -41,18 +42,20 @@ def without_prefix(answer: str, prefix: str) -> str:
 def ranking(answer: str) -> list[str]:
     """Return the IDs of the longest list such as "ID3 > ID1 > ID2", each once; the whole answer if it has no number."""
     plain = re.sub(r"[\[\]:]", "", answer).lower().replace("id", "")
-    lists = [match.group() for match in re.finditer(r"\d+(?:\s*>\s*\d+)*", plain)]
+    lists = re.findall(r"\d+(?:\s*>\s*\d+)*", plain)
     if not lists:
         return [plain]
     longest = max(lists, key=len)
-    return list(dict.fromkeys(number.strip() for number in longest.split(">")))
+    return list(dict.fromkeys(map(str.strip, longest.split(">"))))
 
 
 def ndcg(ranked: Sequence[str], relevant: Mapping[str, int]) -> float:
     """Return the normalised discounted cumulative gain of the first ten of a ranking, as trec_eval's ndcg_cut_10."""
     gains = [relevant.get(name, 0) for name in ranked[:RANKS]]
     best = sorted(relevant.values(), reverse=True)[:RANKS]
-    return round(_discounted(gains) / _discounted(best), 5) if best else 0.0
+    if not best:
+        return 0.0
+    return round(_discounted(gains) / _discounted(best), 5)
 
 
 def _discounted(gains: Sequence[int]) -> float:

@@ -1,11 +1,12 @@
 """`ringformer eval longbench`."""
 
 import argparse
-from functools import partial
-from itertools import product, starmap
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from ringformer.data.optional_packages import needed_for
+from ringformer.evals.cases import Case
 from ringformer.evals.evaluation_setup import opened, parse_names, say, write_outputs
 from ringformer.evals.figures import draw_tasks
 from ringformer.evals.longbench.cases import cases_of_length, is_plain, score
@@ -26,13 +27,15 @@ def evaluate_longbench(args: argparse.Namespace) -> None:
         with model.cases("longbench", settings, row_checker(score)) as file:
             longest = max(model.lengths)
             generator = model.load(longest)
+
+            def groups(answering: Answering) -> Iterator[list[Case]]:
+                for length, task in product(model.lengths, tasks):
+                    if answering.chat == (args.chat and not is_plain(task.name)):
+                        tokenizer = model.text.tokenizer
+                        yield list(cases_of_length(length, task, args.num_cases, tokenizer, answering.tokens))
+
             for chat in sorted({False, args.chat}):
                 answering = Answering(generator, longest, args.batch_size, chat)
-                of_kind = [task for task in tasks if (args.chat and not is_plain(task.name)) == chat]
-                cases = partial(
-                    cases_of_length, number=args.num_cases, tokens=model.text.tokenizer, count=answering.tokens
-                )
-                groups = starmap(cases, product(model.lengths, of_kind))
-                answer_cases(map(list, groups), answering, score, file, say)
+                answer_cases(groups(answering), answering, score, file, say)
             rows = list(file.rows.values())
             write_outputs(file, model.title("LongBench"), tasks_table(rows), draw_tasks, rows)

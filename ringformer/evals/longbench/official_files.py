@@ -54,8 +54,12 @@ def read_tasks(folder: Path, names: Sequence[str] | None) -> list[Task]:
     """
     if not (folder / "config" / PROMPTS).is_file() or not (folder / "data").is_dir():
         raise FileNotFoundError(f"{folder} is no folder of LongBench: {HOW}")
-    prompts, new_tokens = (read_object(folder / "config", file) for file in (PROMPTS, NEW_TOKENS))
-    present = {path.stem: path for path in sorted((folder / "data").glob("*.jsonl")) if base_task(path.stem) in METRICS}
+    prompts = read_object(folder / "config", PROMPTS)
+    new_tokens = read_object(folder / "config", NEW_TOKENS)
+    present = {}
+    for path in sorted((folder / "data").glob("*.jsonl")):
+        if base_task(path.stem) in METRICS:
+            present[path.stem] = path
     if not present:
         raise ValueError(f"{folder}/data has no file of a task, such as qasper.jsonl: {HOW}")
     unknown = [name for name in names or () if name not in present]
@@ -68,8 +72,10 @@ def read_tasks(folder: Path, names: Sequence[str] | None) -> list[Task]:
         most = new_tokens.get(base)
         if type(prompt) is not str or "{context}" not in prompt or type(most) is not int or most < 1:
             raise ValueError(f"{folder}/config has no prompt with {{context}}, or no number of new tokens, for {base}")
-        lines = enumerate(present[name].read_bytes().splitlines(), 1)
-        questions = [_question(line, name, f"{present[name]}:{number}") for number, line in lines if line.strip()]
+        questions = []
+        for number, line in enumerate(present[name].read_bytes().splitlines(), 1):
+            if line.strip():
+                questions.append(_question(line, name, f"{present[name]}:{number}"))
         if not questions:
             raise ValueError(f"{present[name]} has no rows: {HOW}")
         tasks.append(Task(name, prompt, most, questions))
@@ -95,4 +101,5 @@ def _question(line: bytes, task: str, name: str) -> Question:
 
 def config_hash(folder: Path) -> str:
     """Return the hash of the prompts and of the numbers of new tokens."""
-    return content_hash(b"".join((folder / "config" / file).read_bytes() for file in (PROMPTS, NEW_TOKENS)))
+    prompts = (folder / "config" / PROMPTS).read_bytes()
+    return content_hash(prompts + (folder / "config" / NEW_TOKENS).read_bytes())

@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
-from ringformer.evals.texts.answers import normalized
+from ringformer.evals.texts.answers import normalized, without
 
 Metric = Callable[[str, str, Sequence[str]], float]
 """Function from an answer, a reference and the classes of a task to the score."""
@@ -79,17 +79,27 @@ def count(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
 
 def code_similarity(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
     """Ratio of matching characters of the first line of code, in whole percent."""
-    lines = [line for line in answer.split("\n") if line.strip() and not any(mark in line for mark in COMMENTS)]
-    line = lines[0] if lines else ""
+    line = _first_line_of_code(answer)
     if not line or not reference:
         return 0.0
     return round(100 * SequenceMatcher(None, line, reference).ratio()) / 100
 
 
+def _first_line_of_code(answer: str) -> str:
+    for line in answer.split("\n"):
+        if line.strip() and not any(mark in line for mark in COMMENTS):
+            return line
+    return ""
+
+
 def _chinese_words(text: str) -> list[str]:
-    marks = set(string.punctuation + CHINESE_PUNCTUATION)
-    cut = ("".join("".join(c for c in word.lower() if c not in marks).split()) for word in _jieba().cut(text))
-    return [word for word in cut if word]
+    words = []
+    for cut in _jieba().cut(text):
+        plain = without(cut.lower(), string.punctuation + CHINESE_PUNCTUATION)
+        word = "".join(plain.split())
+        if word:
+            words.append(word)
+    return words
 
 
 def _f1(answer: Sequence[str], reference: Sequence[str]) -> float:

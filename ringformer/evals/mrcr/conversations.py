@@ -164,7 +164,9 @@ class _Drawn:
         question = QUESTION.format(prefix=self.prefix, number=ORDINALS[self.asked], kind=kind, noun=noun)
         turns = self.conversation(exchanges)
         if not chat:
-            transcript = "".join(f"User: {request}\n\nAssistant: {answer}\n\n" for request, answer in turns)
+            transcript = ""
+            for request, answer in turns:
+                transcript += f"User: {request}\n\nAssistant: {answer}\n\n"
             return f"{transcript}User: {question}\n\nAssistant:"
         messages = []
         for request, answer in turns:

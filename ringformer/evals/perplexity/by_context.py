@@ -7,6 +7,7 @@ import numpy as np
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import losses
 from ringformer.evals.perplexity.losses import Documents, Loss, Stretch, mean_loss
+from ringformer.evals.tables import grouped
 
 LAST = "last"
 """Name of the sums over the last tokens."""
@@ -45,7 +46,11 @@ def check_row(row: Row) -> None:
 def by_position(rows: Sequence[Row]) -> dict[int, Loss]:
     """Return the loss, at the longest context, of the tokens at positions k to 2k - 1, by k, without those that have no
     counted token."""
-    longest = max(row["length"] for row in rows)
-    rows = [row for row in rows if row["length"] == longest]
-    means = {2**power: mean_loss(rows, str(2**power)) for power in range(longest.bit_length())}
-    return {first: loss for first, loss in means.items() if loss.tokens}
+    by_length = grouped(rows, "length")
+    longest = max(by_length)
+    means = {}
+    for power in range(longest.bit_length()):
+        loss = mean_loss(by_length[longest], str(2**power))
+        if loss.tokens:
+            means[2**power] = loss
+    return means

@@ -3,7 +3,8 @@
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,11 @@ def evaluate_perplexity(args: argparse.Namespace) -> None:
         by_context.check(lengths, last)
         chosen = documents.choose(longest, args.documents, say)
 
+        def groups() -> Iterator[tuple[str, Iterable[Stretch]]]:
+            for length in lengths:
+                stretch = partial(by_context.stretch, documents, length=length, longest=longest)
+                yield f"{length:,} tokens", map(stretch, chosen)
+
         def panels(rows: Sequence[Row]) -> dict[str, Mapping[int, Loss]]:
             return {
                 f"the same last {last:,} tokens, by tokens of the context": losses_by_context(rows, by_context.LAST),
@@ -66,7 +72,7 @@ def evaluate_perplexity(args: argparse.Namespace) -> None:
             "perplexity",
             {"last": last, "ends_at": longest},
             by_context.check_row,
-            ((f"{n:,} tokens", (by_context.stretch(documents, i, n, longest) for i in chosen)) for n in lengths),
+            groups(),
             lambda _model, batch, _losses: [by_context.parts(stretch, last) for stretch in batch],
             panels,
         )
@@ -78,16 +84,18 @@ def evaluate_sliding(args: argparse.Namespace) -> None:
     with _opened(args) as (model, documents):
         sliding.check(model.lengths, args.stride, documents.begin, args.tokens)
         chosen = documents.choose(max(model.lengths), args.documents, say)
+
+        def groups() -> Iterator[tuple[str, Iterable[Stretch]]]:
+            for length, document in product(model.lengths, chosen):
+                name = f"{length:,} tokens, document {document}"
+                yield name, sliding.windows(documents, document, length, args.stride, args.tokens)
+
         evaluation = Evaluation(
             "sliding",
             f"sliding window of stride {args.stride:,}",
             {"stride": args.stride, "tokens": args.tokens},
             check_row,
-            (
-                (f"{n:,} tokens, document {i}", sliding.windows(documents, i, n, args.stride, args.tokens))
-                for n in model.lengths
-                for i in chosen
-            ),
+            groups(),
             lambda _model, batch, _losses: [{}] * len(batch),
             lambda rows: {"tokens of the documents, by tokens of the window": losses_by_context(rows, ALL)},
         )
@@ -103,6 +111,11 @@ def evaluate_longppl(args: argparse.Namespace) -> None:
         read = documents._replace(begin=evaluator.text.begin)
         begin = max(len(documents.begin), len(read.begin))
 
+        def groups() -> Iterator[tuple[str, Iterable[Stretch]]]:
+            for length in model.lengths:
+                stretches = (documents.stretch(length, document, 0, length - begin) for document in chosen)
+                yield f"{length:,} tokens", stretches
+
         def texts(batch: Sequence[Stretch]) -> list[list[int]]:
             return [read.stretch(x.length, x.document, 0, x.length - begin).tokens.tolist() for x in batch]
 
@@ -114,7 +127,8 @@ def evaluate_longppl(args: argparse.Namespace) -> None:
             token_losses = own if evaluator is model else evaluator_losses()
             with_long = losses if evaluator is model else token_losses(texts(batch))
             masks = rule.masks(token_losses, texts(batch), with_long)
-            return (part(mask, len(of_all)) for mask, of_all in zip(masks, losses, strict=True))
+            for mask, of_all in zip(masks, losses, strict=True):
+                yield part(mask, len(of_all))
 
         def panels(rows: Sequence[Row]) -> dict[str, Mapping[int, Loss]]:
             return {
@@ -128,7 +142,7 @@ def evaluate_longppl(args: argparse.Namespace) -> None:
             f"LongPPL, key tokens by {by}",
             {"rule": rule._asdict(), "evaluator": evaluator.settings},
             lambda row: check_row(row, KEY),
-            ((f"{n:,} tokens", (documents.stretch(n, i, 0, n - begin) for i in chosen)) for n in model.lengths),
+            groups(),
             parts,
             panels,
         )
@@ -176,15 +190,19 @@ def _run(evaluation: Evaluation, args: argparse.Namespace, model: Opened, docume
         def rows_of(batch: Sequence[Stretch]) -> Iterator[Row]:
             losses = token_losses([stretch.tokens.tolist() for stretch in batch])
             parts = evaluation.parts(token_losses, batch, losses)
-            return (documents.row(*each) for each in zip(batch, losses, parts, strict=True))
+            for stretch, of_stretch, masks in zip(batch, losses, parts, strict=True):
+                yield documents.row(stretch, of_stretch, masks)
 
         for group, stretches in evaluation.groups:
             before = len(file.rows)
-            file.measure((each for each in stretches if file.missing([each])), args.batch_size, rows_of)
+            missing = (stretch for stretch in stretches if file.missing([stretch]))
+            file.measure(missing, args.batch_size, rows_of)
             say(f"{group}: {len(file.rows) - before} read")
         store.check.wait(say)
         rows = list(file.rows.values())
         panels = evaluation.panels(rows)
-        table = "\n\n".join(f"{title}:\n{loss_table(losses)}" for title, losses in panels.items())
+        tables = []
+        for name_of_panel, losses in panels.items():
+            tables.append(f"{name_of_panel}:\n{loss_table(losses)}")
         title = f"{evaluation.title}: {model.name}, on {Path(store.path)}"
-        write_outputs(file, title, table, draw_losses, panels)
+        write_outputs(file, title, "\n\n".join(tables), draw_losses, panels)

@@ -165,19 +165,23 @@ class Loss(NamedTuple):
 
 def mean_loss(rows: Sequence[Row], part: str) -> Loss:
     """Return the mean loss, over all rows, of the tokens of a part."""
-    sums = np.array(
-        [
-            np.sum([row["sums"].get(part, (0, 0, 0)) for row in of_document], axis=0)
-            for of_document in grouped(rows, "document").values()
-        ]
-    )
+    by_document = []
+    for of_document in grouped(rows, "document").values():
+        of_part = [row["sums"].get(part, (0, 0, 0)) for row in of_document]
+        by_document.append(np.sum(of_part, axis=0))
+    sums = np.array(by_document)
     nats, tokens, text_bytes = sums[sums[:, 1] > 0].T
     whole = sum(row["sums"][ALL][1] for row in rows)
-    mean, bits = (nats.sum() / n if n else math.nan for n in (tokens.sum(), text_bytes.sum() * math.log(2)))
+    share = tokens.sum() / whole if whole else 0.0
+    mean = _ratio(nats.sum(), tokens.sum())
+    bits = _ratio(nats.sum(), text_bytes.sum() * math.log(2))
     interval = bootstrap(nats, tokens) if len(tokens) > 1 else None
-    return Loss(
-        float(mean), int(tokens.sum()), tokens.sum() / whole if whole else 0.0, float(bits), len(tokens), interval
-    )
+    return Loss(mean, int(tokens.sum()), share, bits, len(tokens), interval)
+
+
+def _ratio(nats: float, number: float) -> float:
+    """Return the nats per unit; NaN if there is none."""
+    return float(nats / number) if number else math.nan
 
 
 def losses_by_context(rows: Sequence[Row], part: str) -> dict[int, Loss]:
@@ -189,7 +193,10 @@ def loss_table(losses: Mapping[int, Loss]) -> str:
     """Tabulate losses by a number of tokens, with 95% intervals of the perplexity."""
     text = [f"{'':>12} documents       tokens    share     nats  bits/byte  perplexity  95% interval"]
     for key, loss in losses.items():
-        ends = "-" if loss.interval is None else "-".join(f"{_exp(nats):,.3f}" for nats in loss.interval)
+        ends = "-"
+        if loss.interval is not None:
+            low, high = loss.interval
+            ends = f"{_exp(low):,.3f}-{_exp(high):,.3f}"
         text.append(
             f"{key:>12,} {loss.documents:>9} {loss.tokens:>12,} {loss.share:>8.2%} {loss.nats:>8.4f} "
             f"{loss.bits_per_byte:>10.4f} {loss.perplexity:>11,.3f}  {ends:>12}"

@@ -18,7 +18,15 @@ from ringformer.evals.perplexity.longppl import KEY
 from ringformer.evals.perplexity.losses import ALL, Loss, check_row, losses_by_context
 from ringformer.evals.ruler import tasks as ruler
 from ringformer.evals.runner import row_checker
-from ringformer.evals.tables import accuracy_interval, contexts, grouped, interval_of_questions, mean, score_interval
+from ringformer.evals.tables import (
+    accuracy_interval,
+    column,
+    contexts,
+    grouped,
+    interval_of_questions,
+    mean,
+    score_interval,
+)
 from ringformer.files.run_layout import REPORT
 from ringformer.files.untrusted import contained, read_object
 
@@ -132,7 +140,9 @@ def _form(settings: Mapping[str, Any]) -> str:
     parts = []
     if settings.get("needles", 1) != 1:
         parts.append(f"{settings['needles']} needles")
-    parts += [key for key in ("chat", "direct") if settings.get(key) is True]
+    for key in ("chat", "direct"):
+        if settings.get(key) is True:
+            parts.append(key)
     for key, value in settings.items():
         if key == "rope_theta" or key.startswith("rope_scaling."):
             parts.append(f"{key} {value}")
@@ -158,7 +168,7 @@ def _losses(folder: str, settings: Mapping[str, Any], rows: Sequence[Row], parts
 
 def _perplexity(folder: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Line]:
     yield from _losses(folder, settings, rows, {by_context.LAST: "the same last {last:,} tokens"})
-    longest = max(row["length"] for row in rows)
+    longest = max(column(rows, "length"))
     for first, loss in by_context.by_position(rows).items():
         yield _of_loss(folder, f"positions {first:,} to {min(2 * first, longest) - 1:,}", longest, loss)
 

@@ -56,18 +56,23 @@ def own_words() -> Words:
     """Return ringformer's words. No word of `listed` or of the pairs is part of another, so a match in an answer is
     unambiguous: able-arm does not occur in stable-army."""
     words = {*ADJECTIVES, *NOUNS}
-    separate = {word for word in words if not any(word in other for other in words if other != word)}
-    adjectives, nouns = ([word for word in own if word in separate] for own in (ADJECTIVES, NOUNS))
+    separate = set()
+    for word in words:
+        if sum(word in other for other in words) == 1:  # in itself
+            separate.add(word)
+    adjectives = [word for word in ADJECTIVES if word in separate]
+    nouns = [word for word in NOUNS if word in separate]
     return Words((ADJECTIVES, NOUNS), sorted(separate), (adjectives, nouns))
 
 
 def read_words(folder: str | Path) -> Words:
     """Read the words of `WORD_LISTS` in a folder, one per line, as the original does."""
-    adjectives, nouns, verbs = (
-        list(dict.fromkeys(line.strip() for line in _text(Path(folder) / name).splitlines() if line.strip()))
-        for name in WORD_LISTS
-    )
+    adjectives, nouns, verbs = map(_lines, _word_lists(folder))
     return Words((adjectives, nouns), sorted({*adjectives, *nouns, *verbs}), (adjectives, nouns))
+
+
+def _word_lists(folder: str | Path) -> list[Path]:
+    return [Path(folder) / name for name in WORD_LISTS]
 
 
 def read_essays(path: str | Path) -> list[str]:
@@ -155,7 +160,7 @@ def read_data(
         if (name, path) == ("essays", SHIPPED):
             hashes[name] = shipped.SHA256
         elif path:
-            files = [Path(path) / each for each in WORD_LISTS] if name == "words" else [path]
+            files = _word_lists(path) if name == "words" else [path]
             hashes[name] = content_hash(b"".join(map(_bytes, files)))
     return Data(
         read_words(words) if words else own_words(),
@@ -178,6 +183,12 @@ def _text(path: str | Path) -> str:
         return _bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error}") from None
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the distinct lines of a file that are not blank, in their order."""
+    lines = map(str.strip, _text(path).splitlines())
+    return list(dict.fromkeys(filter(None, lines)))
 
 
 def _parse(path: str | Path, read: Callable[[Any], Any], name: str) -> Any:

@@ -78,22 +78,28 @@ def among_lines(lines: Sequence[str], hidden: Sequence[str], places: Sequence[in
 
 def among_sentences(sentences: Sequence[str], hidden: Sequence[str], depths: Sequence[int]) -> str:
     """Insert hidden sentences, in their order, at increasing `depths`, which are percentages of the sentences."""
-    ends = [int(len(sentences) * (depth / 100)) for depth in sorted(depths)]
-    *parts, last = (" ".join(sentences[begin:end]) for begin, end in pairwise([0, *ends, len(sentences)]))
-    return " ".join([*map("{} {}".format, parts, hidden), last])
+    parts = []
+    begin = 0
+    for depth, sentence in zip(sorted(depths), hidden, strict=True):
+        end = int(len(sentences) * (depth / 100))
+        parts += [" ".join(sentences[begin:end]), sentence]
+        begin = end
+    return " ".join([*parts, " ".join(sentences[begin:])])
 
 
 def asking(kind: str, context: str, keys: Sequence[str], values: int) -> Prompt:
     """Ask for all values of some keys, `values` in total."""
     *others, last = keys
     asked = f"{', '.join(others)}, and {last}" if others else last
-    return filled(ONE_NEEDLE if values == 1 else MANY_NEEDLES, kind=kind, context=context, keys=asked)
+    template = ONE_NEEDLE if values == 1 else MANY_NEEDLES
+    return filled(template, kind=kind, context=context, keys=asked)
 
 
 def chain(names: Sequence[str], value: int, noises: int, places: Sequence[int]) -> Prompt:
     """Write a chain of variables, one at each of `places` among sentences of noise; the first is assigned the value."""
     lines = [f"VAR {names[0]} = {value}"]
-    lines += [f"VAR {name} = VAR {before} " for before, name in pairwise(names)]
+    for before, name in pairwise(names):
+        lines.append(f"VAR {name} = VAR {before} ")
     context = among_lines([NOISE] * noises, lines, places)
     return filled(TRACKING, context=context, value=value, count=len(names))
 
@@ -110,7 +116,8 @@ def numbered(words: Sequence[str]) -> str:
 
 def list_behind_example(shown: Sequence[str], common: Sequence[str], words: Sequence[str]) -> Prompt:
     """Put a list of words after an example list, `shown`, and its `common` words."""
-    example, asked = (filled(COMMON, context=numbered(listed)) for listed in (shown, words))
+    example = filled(COMMON, context=numbered(shown))
+    asked = filled(COMMON, context=numbered(words))
     return Prompt(f"{example.text} {numbered(common)}\n{asked.question}", asked.prefix)
 
 

@@ -115,8 +115,12 @@ def _niah(
         def build(rng: random.Random, _index: int, parts: int) -> Built:
             draw_key = _values(rng, key) if key == "uuid" else distinct_pairs(rng, *setting.data.words.keys)
             draw_value = _values(rng, kind)
-            needles = {next(draw_key): list(islice(draw_value, values)) for _ in range(keys)}
-            hidden = [prompts.needle(kind, name, value) for name in needles for value in needles[name]]
+            needles: dict[str, list[str]] = {}
+            hidden: list[str] = []
+            for name in islice(draw_key, keys):
+                needles[name] = list(islice(draw_value, values))
+                for value in needles[name]:
+                    hidden.append(prompts.needle(kind, name, value))
             rng.shuffle(hidden)
             if haystack == "essays":
                 text = " ".join(islice(cycle(setting.data.essays), parts))
@@ -127,7 +131,9 @@ def _niah(
                     lines = [prompts.needle(kind, next(draw_key), next(draw_value)) for _ in range(parts)]
                 context = prompts.among_lines(lines, hidden, rng.sample(range(parts), len(hidden)))
             names = rng.sample(list(needles), asked)
-            answers = [value for name in names for value in needles[name]]
+            answers: list[str] = []
+            for name in names:
+                answers += needles[name]
             return Built(prompts.asking(kind, context, names, len(answers)), answers)
 
         step = 500 if haystack == "essays" else setting.step(25)
@@ -164,7 +170,9 @@ def _tracking(setting: Setting) -> Plan:
 
 def _common(setting: Setting) -> Plan:
     """Plan a list of words after an example list; ten words are more frequent than the others."""
-    shown, example_repeats, repeats = (40, (10, 3), (30, 3)) if setting.length >= LONG else (20, (3, 1), (6, 1))
+    shown, example_repeats, repeats = 20, (3, 1), (6, 1)
+    if setting.length >= LONG:
+        shown, example_repeats, repeats = 40, (10, 3), (30, 3)
     words = setting.data.words
 
     def repeated(rng: random.Random, chosen: Sequence[str], times: tuple[int, int]) -> list[str]:
@@ -193,7 +201,9 @@ def _frequent(setting: Setting) -> Plan:
     def build(rng: random.Random, _index: int, count: int) -> Built:
         coded = islice(_letters(rng, string.ascii_lowercase, 6), max(setting.room // 50, 5) - 1)
         vocabulary = ["...", *coded]
-        text = [word for rank, word in enumerate(vocabulary, 1) for _ in range(int(count * rank**-ZIPF / zeta))]
+        text: list[str] = []
+        for rank, word in enumerate(vocabulary, 1):
+            text += [word] * int(count * rank**-ZIPF / zeta)
         rng.shuffle(text)
         return Built(prompts.coded_text(text), vocabulary[1:4])
 
@@ -292,4 +302,6 @@ def score(case: Case, answer: str) -> float:
     """Return the share of the references that occur in the answer, ignoring case; for a task of `ANY_REFERENCE`, 1 if
     any occurs. RULER's metric is 100 times the mean of these shares."""
     hits = [reference.lower() in answer.lower() for reference in case.expected]
-    return float(any(hits)) if case.labels["task"] in ANY_REFERENCE else sum(hits) / len(hits)
+    if case.labels["task"] in ANY_REFERENCE:
+        return float(any(hits))
+    return sum(hits) / len(hits)
