@@ -43,8 +43,11 @@ def interval_of_questions(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def _interval(rows: Sequence[Row], scores: list[list[float]]) -> tuple[float, float]:
-    """Return the interval of the mean of scores, which are given in independent groups."""
-    if len(set(column(rows, "score"))) == 1:
+    """Return the interval of the mean of scores, which are given in independent groups.
+
+    A single group says as much as a single right or wrong case.
+    """
+    if len(scores) == 1 or len(set(column(rows, "score"))) == 1:
         return wilson(mean(rows), len(scores))
     return bootstrap(list(map(sum, scores)), list(map(len, scores)))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringformer.evals.intervals import bootstrap, wilson
-from ringformer.evals.tables import accuracy_interval
+from ringformer.evals.tables import accuracy_interval, interval_of_questions
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,5 @@ def test_accuracies_have_the_interval_that_fits_their_cases():
     assert accuracy_interval(rows_of([[1], [0], [1]])) == wilson(2 / 3, 3), "one question each: independent cases"
     assert accuracy_interval(rows_of([[1] * 9] * 4)) == wilson(1, 4), "all alike: as many cases as documents"
     assert accuracy_interval(rows_of([[1, 0, 0, 1]])) == wilson(0.5, 1), "one document is one case"
+    assert interval_of_questions(rows_of([[1, 0.5, 0]])) == wilson(0.5, 1), "one question with several scores, too"
     assert accuracy_interval(rows_of([[1, 1], [1, 0]])) == bootstrap([2, 1], [2, 2])
