@@ -11,7 +11,9 @@ import argparse
 import datetime
 import json
 import os
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -23,7 +25,10 @@ from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig
-from ringformer.paper.figures import draw_overlap
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.paper_page.figures import draw_overlap
 
 TARGETS = ("v4:2x2x2", "v5e:4x2", "v5p:2x2x2", "v6e:4x2")
 LENGTHS = (8192, 16384, 32768)

@@ -23,10 +23,10 @@ from ringformer.estimate.reports.time_report import modelled_time
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workloads.training import Workload, preset_workload
 from ringformer.ops.ring import RingForm
-from ringformer.paper.figures import draw_parallelism
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.paper_page.figures import draw_parallelism
 from benchmarks.tables import write_table
 
 USP = "USP"

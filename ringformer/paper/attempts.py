@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringformer.estimate.workloads.targets import MissingCompiler, Target, compiled_by, find_target
 from ringformer.files.atomic import write_whole
@@ -39,6 +39,29 @@ RUN: dict[str, Any] = {
 }
 RUN |= dict.fromkeys(("step_seconds_model", "mfu_palm_model", "mfu_causal_model"), NUMBER | None)
 """Additional fields of a run of Table 4, whether it fits or not."""
+
+
+class ResultFiles(NamedTuple):
+    """Files of results of the paper's tables."""
+
+    contexts: Path
+    """Attempts of Table 3."""
+    activations: Path
+    """Activations of Table 1."""
+    mfu: Path
+    """Runs of Table 4."""
+    trajectories: Path
+    """Attempts of Table 5."""
+
+    @staticmethod
+    def beside(contexts: Path) -> "ResultFiles":
+        """Return the results in the folder of Table 3's attempts."""
+        return ResultFiles(
+            contexts,
+            contexts.with_name("activations.json"),
+            contexts.with_name("table4.json"),
+            contexts.with_name("table5.json"),
+        )
 
 
 def read(path: Path) -> defaultdict[str, list[dict[str, Any]]]:

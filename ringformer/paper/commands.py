@@ -22,10 +22,8 @@ class TablesOptions:
     """With --row: compile the row again and print it beside the file's numbers; changes no file."""
     out: str = "results/max_context.json"
     """File of the attempts."""
-    docs: str | None = None
-    """Write tables.md and its figures to this folder."""
     passes: int | None = None
-    """Stop after this many lengths per cell; 0 only writes --docs."""
+    """Stop after this many lengths per cell; 0 compiles nothing, and prints the --row from the file."""
     only: str = ""
     """Only cells whose name contains this, e.g. ring/bfloat16 (Table 3), table4, table4/v4-1024, table5; or table1."""
     whole_runs: bool = False
@@ -47,8 +45,7 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 def _tables(args: argparse.Namespace) -> None:
     from ringformer.estimate.workloads.targets import only_compilers
     from ringformer.paper import activation_memory, cells, max_context, training_mfu, trajectories
-    from ringformer.paper.attempts import other_compilers, read, read_runs
-    from ringformer.paper.tables_document import Results, write_tables
+    from ringformer.paper.attempts import ResultFiles, other_compilers, read, read_runs
 
     only_compilers()
     every_row = cells.ROWS + cells.SCALING
@@ -65,8 +62,6 @@ def _tables(args: argparse.Namespace) -> None:
         agents = _named(trajectories.cells(), args.only)
     if Path(args.out).is_dir():
         raise ValueError(f"--out={args.out} is a folder; give a JSON file, e.g. results/max_context.json")
-    if args.docs is not None and (not args.docs or Path(args.docs).is_file()):
-        raise ValueError(f"--docs={args.docs} is not a folder; give one, or leave --docs out")
     if args.row and not searched:
         raise ValueError(f"--only={args.only} is in the name of no cell of --row={args.row}, e.g. {of_rows[0].name}")
     if not (searched or compared or agents or args.only == "table1"):
@@ -74,13 +69,13 @@ def _tables(args: argparse.Namespace) -> None:
         raise ValueError(f"--only={args.only} is in no cell's name; names look like {names}, or table1")
     if args.passes is not None and args.passes < 0:
         raise ValueError(f"--passes={args.passes} must be at least 0")
-    if args.passes == 0 and not args.docs:
-        raise ValueError("--passes=0 only writes the page: give --docs=DIR")
-    if args.again and (not args.row or args.docs is not None or args.whole_runs or args.generate_code):
+    if args.passes == 0 and not args.row:
+        raise ValueError("--passes=0 compiles nothing: give --row=NAME to print a row of the file")
+    if args.again and (not args.row or args.whole_runs or args.generate_code):
         raise ValueError("--again needs --row=NAME, and can be combined only with --only, --passes and --out")
 
     log = partial(print, flush=True)
-    files = Results.beside(Path(args.out))
+    files = ResultFiles.beside(Path(args.out))
     activation_memory.read(files.activations)  # fails on a damaged file before the other tables take hours
     if args.again:
         with tempfile.TemporaryDirectory() as folder:
@@ -111,12 +106,11 @@ def _tables(args: argparse.Namespace) -> None:
         if args.whole_runs or args.generate_code:
             max_context.judge_maxima(path, wanted, log, args.generate_code)
         max_context.fill(path, wanted, log, args.passes)
-    pages = [] if args.docs is None else write_tables(files, Path(args.docs))
     if args.row:
         columns = {files.contexts.name: read(files.contexts)}
         print(*max_context.beside_paper(searched, columns), sep="\n")
     filled = [path for path, wanted in (searches | {files.mfu: compared}).items() if wanted]
-    print(*filled or [files.activations], *pages, sep=", ")
+    print(*filled or [files.activations], sep=", ")
 
 
 def _named(cells: list[Any], part: str) -> list[Any]:

@@ -16,36 +16,20 @@ from tests.verbs import run_verb
 RESULTS = Path(__file__).parents[2] / "results" / "max_context.json"
 
 
-def test_the_page_is_written_where_it_is_told_and_nothing_elsewhere(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run_verb(add_tables, f"--out={RESULTS}", "--passes=0", "--docs=page")
-    assert sorted(p.name for p in tmp_path.rglob("*")) == [
-        "figures",
-        "longest_contexts.svg",
-        "page",
-        "tables.md",
-        "training_cost.svg",
-        "training_mfu.svg",
-    ]
-    assert capsys.readouterr().out.endswith(
-        "page/tables.md, figures/longest_contexts.svg, figures/training_cost.svg, figures/training_mfu.svg\n"
-    )
-
-
-def test_another_compiler_than_that_of_the_results_is_said_and_not_refused(tmp_path, monkeypatch, capsys):
+def test_another_compiler_than_that_of_the_results_is_said_and_not_refused(monkeypatch, capsys):
     monkeypatch.setattr(targets, "find_spec", lambda name: "there" if name == "libtpu" else None)
     monkeypatch.setattr(targets, "version", lambda wheel: "1.2.3")
-    run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0", f"--docs={tmp_path}")
+    run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0")
     said = capsys.readouterr().err
     assert re.search(r"v5e-64: the file has attempts by jax .*, libtpu .*, the installed compiler is jax 1.2.3", said)
     (made,) = {a["compiled_by"] for a in read(RESULTS)["v5e-64/7b/ring/bfloat16/m=1"]}
     monkeypatch.setattr(attempts, "compiled_by", lambda target: made)
-    run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0", f"--docs={tmp_path}")
+    run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0")
     assert not capsys.readouterr().err
 
 
-def test_without_a_folder_no_page_is_written(tmp_path, monkeypatch, capsys):
-    """Every maximum of this row is known: nothing is compiled either."""
+def test_a_row_that_is_searched_changes_no_other_file(tmp_path, monkeypatch, capsys):
+    """Every maximum of this row is known: nothing is compiled."""
     monkeypatch.chdir(tmp_path)
     run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b")
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out.endswith(f"\n{RESULTS}\n")
@@ -135,16 +119,14 @@ def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
         ),
         (["--only=table5/v4-16/7b"], "in no cell's name.*, table5/v4-16/350m/vanilla/float32/m=8, or table1"),
         (
-            ["--row=v5e-256/7b", "--only=table5", "--passes=0", "--docs=page"],
+            ["--row=v5e-256/7b", "--only=table5", "--passes=0"],
             "--only=table5 is in the name of no cell of --row=v5e-256/7b, e.g. v5e-256/7b/ring/",
         ),
         (["--out=.", "--passes=0"], "--out=. is a folder"),
-        ([f"--docs={RESULTS}"], "max_context.json is not a folder; give one, or leave --docs out"),
-        (["--docs="], "--docs= is not a folder"),
         (["--again"], "--again needs --row=NAME"),
-        (["--again", "--row=v5e-64/7b", "--docs=page"], "--again needs --row=NAME"),
+        (["--again", "--row=v5e-64/7b", "--whole_runs"], "--again needs --row=NAME"),
         (["--passes=-1"], "--passes=-1 must be at least 0"),
-        (["--passes=0"], "--passes=0 only writes the page: give --docs=DIR"),
+        (["--passes=0"], "--passes=0 compiles nothing: give --row=NAME to print a row of the file"),
     ],
 )
 def test_searches_that_cannot_be(arguments, message):
@@ -176,12 +158,13 @@ A_RUN = {"seq_len": 8, "fits": False, "head_groups": 1, "remat_group": 1, "compi
         ("activations.json", '{"kinds":{"ring":{}}}', "ring has no 'local_tokens'"),
     ],
 )
-def test_a_damaged_file_is_named_in_one_line_before_anything_is_written(name, content, message, tmp_path, capsys):
+def test_a_damaged_file_is_named_in_one_line_before_anything_is_compiled(
+    name, content, message, tmp_path, capsys, filled
+):
     path = tmp_path / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    page = tmp_path / "page"
-    assert main(["tables", f"--out={tmp_path}/max_context.json", "--passes=0", f"--docs={page}"]) == 2
+    assert main(["tables", f"--out={tmp_path}/max_context.json"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"ringformer tables: {path} is not a file of these results: ") and message in said
     assert said.endswith(f"; delete it, or restore it: git checkout {path}\n") and said.count("\n") == 1
-    assert not page.exists()
+    assert not any(filled.values())

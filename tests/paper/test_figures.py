@@ -8,16 +8,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ringformer.ops.layouts import VISIBLE
-from ringformer.paper.figures import (
+from benchmarks.paper_page.figures import (
     Contexts,
     draw_longest_contexts,
     draw_overlap,
     draw_training_cost,
     flops_ratio,
 )
-from ringformer.paper.mfu_figure import COLORS, Bar, Shares, draw_training_mfu
-from ringformer.paper.ring_figures import causal_work, draw_layouts, draw_ring
+from benchmarks.paper_page.mfu_figure import COLORS, Bar, Shares, draw_training_mfu
+from benchmarks.paper_page.ring_figures import causal_work, draw_layouts, draw_ring
+from ringformer.ops.layouts import VISIBLE
 from ringformer.paper.training_mfu import cells
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_a_drawing_is_the_same_every_time_and_the_committed_one(draw, tmp_path):
         draw(path=tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     committed = FIGURES / f"{draw.__name__.removeprefix('draw_')}.svg"
-    assert words(tmp_path / "a.svg") == words(committed), "ringformer.paper.ring_figures.write_drawings('docs/figures')"
+    assert words(tmp_path / "a.svg") == words(committed), "paper_page.ring_figures.write_drawings('docs/figures')"
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
+from benchmarks.paper_page.__main__ import main
+from benchmarks.paper_page.page import _fits_text, _longest_text, _within_text, write_tables
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
-from ringformer.paper.attempts import read
+from ringformer.paper.attempts import ResultFiles, read
 from ringformer.paper.cells import REGIMES, ROWS, Cell, cells
 from ringformer.paper.max_context import longest
-from ringformer.paper.tables_document import Results, _fits_text, _longest_text, _within_text, write_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,10 +74,25 @@ def test_baselines_that_are_shorter_than_the_papers_are_named():
     ]
 
 
+def test_the_page_is_written_where_it_is_told_and_nothing_elsewhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main([f"--results={ROOT}/results/max_context.json", "--docs=page"])
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [
+        "figures",
+        "longest_contexts.svg",
+        "page",
+        "tables.md",
+        "training_cost.svg",
+        "training_mfu.svg",
+    ]
+    written = "page/tables.md figures/longest_contexts.svg figures/training_cost.svg figures/training_mfu.svg"
+    assert capsys.readouterr().out.split() == written.split()
+
+
 def test_the_committed_page_is_what_the_results_say(tmp_path):
-    write_tables(Results.beside(ROOT / "results" / "max_context.json"), tmp_path)
+    write_tables(ResultFiles.beside(ROOT / "results" / "max_context.json"), tmp_path)
     committed = (ROOT / "docs" / "tables.md").read_text()
-    assert (tmp_path / "tables.md").read_text() == committed, "ringformer tables writes it"
+    assert (tmp_path / "tables.md").read_text() == committed, "python -m benchmarks.paper_page writes it"
 
 
 def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
@@ -86,7 +102,7 @@ def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
     held = {"local_tokens": 8192, "paper_bytes": 2**26, "forward_bytes": 3 * 2**26, "backward_bytes": 2.0**30}
     (tmp_path / "held.json").write_text(json.dumps({"kinds": {"blockwise": held}}))
     write_tables(
-        Results(results, tmp_path / "held.json", tmp_path / "none.json", tmp_path / "none.json"), tmp_path / "docs"
+        ResultFiles(results, tmp_path / "held.json", tmp_path / "none.json", tmp_path / "none.json"), tmp_path / "docs"
     )
     text = (tmp_path / "docs" / "tables.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| v5e-256 | 7B | 256/2 | 2,048K |"))

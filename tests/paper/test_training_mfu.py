@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.paper_page.mfu_table import rows, shares
 from ringformer.estimate.choices import memory_settings
 from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
@@ -15,7 +16,6 @@ from ringformer.estimate.workloads.targets import compiled_by
 from ringformer.estimate.workloads.training import MemorySettings, estimate_command
 from ringformer.paper import attempts, training_mfu
 from ringformer.paper.attempts import read_runs
-from ringformer.paper.mfu_table import rows, shares
 from ringformer.paper.training_mfu import (
     BLOCKWISE,
     RING,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.paper_page.figures import RANK_COLORS, draw_training_cost
 from ringformer.ops.layouts import VISIBLE, Layout, permutation
-from ringformer.paper.figures import RANK_COLORS, draw_training_cost
 from ringformer.plotting import FAINT, INK, RULE, drawn, label
 
 

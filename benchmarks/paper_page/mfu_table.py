@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from benchmarks.paper_page.mfu_figure import Bar, Shares
+from benchmarks.paper_page.text import seconds_by, with_compilers
 from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.hardware import GiB
-from ringformer.paper.mfu_figure import Bar, Shares
-from ringformer.paper.tables_text import seconds_by, with_compilers
 from ringformer.paper.training_mfu import (
     BLOCKWISE,
     PAPER_MFU,

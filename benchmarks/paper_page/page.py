@@ -3,8 +3,12 @@
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.paper_page import mfu_table
+from benchmarks.paper_page.figures import Contexts, draw_longest_contexts, draw_training_cost
+from benchmarks.paper_page.mfu_figure import draw_training_mfu
+from benchmarks.paper_page.text import BLOCKWISE, FORMULAS, PAGE, seconds_by, with_compilers
 from ringformer.estimate.closed_forms.training import smallest_local_length
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS, counted_within, longest_within
 from ringformer.estimate.seconds.program_seconds import USUAL, efficiency
@@ -12,42 +16,16 @@ from ringformer.estimate.workloads.targets import find_target
 from ringformer.hardware import CHIPS, GiB
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.own_attention import ATTENTION
-from ringformer.paper import activation_memory, max_context, mfu_table, trajectories
-from ringformer.paper.attempts import read, read_runs
+from ringformer.paper import activation_memory, max_context, trajectories
+from ringformer.paper.attempts import ResultFiles, read, read_runs
 from ringformer.paper.cells import REGIMES, ROWS, SCALING, Cell, K, Row, cells
-from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
 from ringformer.paper.max_context import longest
-from ringformer.paper.mfu_figure import draw_training_mfu
-from ringformer.paper.tables_text import BLOCKWISE, FORMULAS, PAGE, seconds_by, with_compilers
 from ringformer.paper.training_mfu import PAPER_MFU
 
 DAY = 86400
 
 
-class Results(NamedTuple):
-    """Files that the tables are made from."""
-
-    contexts: Path
-    """Attempts of Table 3."""
-    activations: Path
-    """Activations of Table 1."""
-    mfu: Path
-    """Runs of Table 4."""
-    trajectories: Path
-    """Attempts of Table 5."""
-
-    @staticmethod
-    def beside(contexts: Path) -> "Results":
-        """Return the results in the folder of Table 3's attempts."""
-        return Results(
-            contexts,
-            contexts.with_name("activations.json"),
-            contexts.with_name("table4.json"),
-            contexts.with_name("table5.json"),
-        )
-
-
-def write_tables(results: Results, folder: Path) -> list[str]:
+def write_tables(results: ResultFiles, folder: Path) -> list[str]:
     """Write `folder`/tables.md and its figures to `folder`/figures; return the names of the files."""
     attempts = read(results.contexts)
     runs = read_runs(results.mfu)
