@@ -7,7 +7,7 @@ resumes at any step, on any mesh, without loader state.
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from ringformer.data.packing.document_lengths import DocumentLengths, document_l
 from ringformer.data.packing.mixture import Mixture, sequences_for_tokens
 from ringformer.data.packing.options import PackingOptions
 from ringformer.data.packing.ring_work import Chunk, WorkByRings, in_rings, mean, overall
-from ringformer.data.packing.sequences import Batch, StoreSequences
+from ringformer.data.packing.sequences import Batch, StoreSequences, join_fields
 from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
@@ -98,8 +98,8 @@ class Loader:
         self._features = features
         self._ring_size = ring_size
         self._layout = layout
-        of_buckets = {math.gcd(2**k, ring_size) for k in range(packing.buckets + 1)}
-        self._orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in of_buckets}
+        rings_of_buckets = {math.gcd(2**k, ring_size) for k in range(packing.buckets + 1)}
+        self._orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in rings_of_buckets}
 
     def document_lengths(self) -> list[DocumentLengths]:
         """Return the lengths of each store's documents; `too_short` turns them into a warning for training."""
@@ -124,10 +124,10 @@ class Loader:
 
     def describe_buckets(self) -> str:
         """Return a line with the share of the batches on rings of each size."""
-        parts = [
-            f"{share:.0%} on {rings} ring{'s' * (rings > 1)} of {self._ring_size // rings}"
-            for rings, share in self.share_by_rings().items()
-        ]
+        parts = []
+        for rings, share in self.share_by_rings().items():
+            plural = "s" * (rings > 1)
+            parts.append(f"{share:.0%} on {rings} ring{plural} of {self._ring_size // rings}")
         return f"buckets: batches are {', '.join(parts)}"
 
     def work_by_rings(self, chunk: Chunk, rows: int = 1, gathered: bool = False) -> WorkByRings | None:
@@ -143,28 +143,37 @@ class Loader:
         rng = np.random.default_rng(0)
         columns = np.arange(self.seq_len)
         for rings, share in self.share_by_rings().items():
-            steps = itertools.islice((step for step in itertools.count() if self.rings(step) == rings), SAMPLED_STEPS)
             works = []
-            for step in steps:
+            for step in itertools.islice(self._steps_on(rings), SAMPLED_STEPS):
                 first = step * self.batch_size + int(rng.integers(self.batch_size // rows)) * rows  # of any store
                 ids = [self.sequences.read(first + row, columns).segment_ids for row in range(rows)]
                 works.append(in_rings(np.stack(ids), self._layout, self._ring_size, rings, chunk, gathered=gathered))
             counted[rings] = share, mean(works)
         return counted
 
+    def _steps_on(self, rings: int) -> Iterator[int]:
+        """Yield the steps whose batch is on so many rings."""
+        for step in itertools.count():
+            if self.rings(step) == rings:
+                yield step
+
     def describe_balance(self, chunk: Chunk, rows: int = 1, gathered: bool = False) -> str | None:
         """Return a line if the documents of the first batches leave a ring unbalanced: if attention takes `UNBALANCED`
         times its ideal. None for a sequence or a ring that would take long to count; arguments as in `work_by_rings`.
         """
-        by_rings = self.work_by_rings(chunk, rows, gathered) if self._ring_size > 1 else None
+        if self._ring_size <= 1:
+            return None
+        by_rings = self.work_by_rings(chunk, rows, gathered)
         if by_rings is None:
             return None
         work = overall(by_rings)
         if work.product < UNBALANCED:
             return None
         command = f"data inspect {self.stores[0].path.parent} --ring_size={self._ring_size} --seq_len={self.seq_len}"
-        lengths = self._packing.min_length, self._packing.max_length
-        command += "".join(f" --{name}={n}" for name, n in zip(("min_length", "max_length"), lengths, strict=True) if n)
+        if self._packing.min_length:
+            command += f" --min_length={self._packing.min_length}"
+        if self._packing.max_length:
+            command += f" --max_length={self._packing.max_length}"
         return (
             f"documents make attention take {work.product:.1f} times its ideal on this ring (slowest rank over mean "
             f"{work.balance:.1f}, computed over visible pairs {work.excess:.1f}): `ringformer {command}` counts other "
@@ -176,12 +185,13 @@ class Loader:
         positions = self._orders[self.rings(step)][columns]
         first = step * self.batch_size
         sequences = [self.sequences.read(first + row, positions) for row in range(self.batch_size)[rows]]
-        batch = Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
+        batch = join_fields(sequences, np.stack)
         if self._features is None:
             return batch
         features = self._features.read(batch)
         self._features.check(features, batch.tokens.shape)
-        return batch._replace(features={name: np.asarray(x) for name, x in features.items()})
+        arrays = {name: np.asarray(x) for name, x in features.items()}
+        return batch._replace(features=arrays)
 
     def contents(self, step: int) -> list[dict[str, Any]]:
         """Return, for each row of a step's batch, the number of its sequence, its store's folder and its documents."""
@@ -201,20 +211,21 @@ class Loader:
         for index in sharding.addressable_devices_indices_map(shape).values():
             rows, columns = index or (slice(None), slice(None))
             held.setdefault(bounds(rows, self.batch_size), np.zeros(self.seq_len, bool))[columns] = True
-        read = {rows: self.read(step, slice(*rows), columns) for rows, columns in held.items()}
-
-        fields = {rows: jax.tree.flatten(batch) for rows, batch in read.items()}
+        fields: dict[tuple[int, int], list[np.ndarray]] = {}
+        for rows, columns in held.items():
+            fields[rows], structure = jax.tree.flatten(self.read(step, slice(*rows), columns))
 
         def part(index: Any, field: int) -> np.ndarray:
-            rows, (begin, end) = bounds(index[0], self.batch_size), bounds(index[1], self.seq_len)
+            rows = bounds(index[0], self.batch_size)
+            begin, end = bounds(index[1], self.seq_len)
             first = np.count_nonzero(held[rows][:begin])
-            return fields[rows][0][field][:, first : first + end - begin]
+            return fields[rows][field][:, first : first + end - begin]
 
-        some, structure = next(iter(fields.values()))
-        arrays = [
-            jax.make_array_from_callback((*shape, *x.shape[2:]), sharding, partial(part, field=i))
-            for i, x in enumerate(some)
-        ]
+        arrays = []
+        for number, field in enumerate(next(iter(fields.values()))):
+            global_shape = *shape, *field.shape[2:]
+            of_field = partial(part, field=number)
+            arrays.append(jax.make_array_from_callback(global_shape, sharding, of_field))
         return jax.tree.unflatten(structure, arrays)
 
     def iterate(self, start_step: int, sharding: jax.sharding.Sharding) -> Generator[Batch, None, None]:

@@ -50,14 +50,19 @@ def pack(
     """
     bins = np.empty(len(lengths), np.int64)
     used = 0
-    price = PRICE if packed_attention == "document" else 1.0
+    price = 1.0
+    if packed_attention == "document":
+        price = PRICE
     shuffled = rng.permutation(len(lengths))
     blur = 1 + JITTER * rng.random(len(lengths))
     for first in range(0, len(lengths), POOL):
         pool = shuffled[first : first + POOL]
         pool = pool[np.argsort(-lengths[pool] * blur[pool], kind="stable")]
-        fullest, evenest = (_fill(lengths[pool], capacity, share) for share in (0.0, BALANCED))
-        chosen = evenest if evenest.max() + 1 <= price * (fullest.max() + 1) else fullest
+        fullest = _fill(lengths[pool], capacity, 0.0)
+        evenest = _fill(lengths[pool], capacity, BALANCED)
+        chosen = fullest
+        if evenest.max() + 1 <= price * (fullest.max() + 1):
+            chosen = evenest
         bins[pool] = used + chosen
         used += chosen.max() + 1
     return bins
@@ -70,8 +75,9 @@ def _fill(lengths: np.ndarray, capacity: int, balanced: float) -> np.ndarray:
     bins = [0] * len(lengths)
     rooms = list[int]()
     late = list[int]()
-    used = -(-int(ends[-1]) // capacity) if dealt else 0
+    used = 0
     if dealt:
+        used = -(-int(ends[-1]) // capacity)
         # The remaining pieces will fill the room in a bin: their work is predicted as `rate` per token.
         rest = lengths[dealt:].astype(np.float64)
         rate = (rest**2).sum() / rest.sum()
@@ -138,7 +144,9 @@ def attention_work(lengths: np.ndarray, bins: np.ndarray, packed_attention: Pack
 def _load(lengths: np.ndarray, packed_attention: PackedAttention) -> tuple[np.ndarray, int]:
     """Return the load that each piece adds to its bin, float64, and the exponent that turns load into work."""
     lengths = lengths.astype(np.float64)
-    return (lengths**2, 1) if packed_attention == "document" else (lengths, 2)
+    if packed_attention == "document":
+        return lengths**2, 1
+    return lengths, 2
 
 
 def spread(work: np.ndarray) -> np.ndarray:
@@ -183,7 +191,8 @@ def _trade(
             leaving = sign * (loads[inside, None] - loads[outside])  # load that the heavier bin loses
             gap = sign * (load[extreme] - load[other])
             growth = sign * (lengths[inside, None] - lengths[outside])
-            useful = (leaving > 0) & (leaving < gap) & (growth <= (room[other] if sign > 0 else room[extreme]))
+            growing = other if sign > 0 else extreme
+            useful = (leaving > 0) & (leaving < gap) & (growth <= room[growing])
             if useful.any():
                 # Choose the swap after which the extreme bin and its partner are least extreme.
                 reach = np.maximum(load[extreme] * sign - leaving, load[other] * sign + leaving)

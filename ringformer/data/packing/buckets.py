@@ -9,14 +9,11 @@ All sequences of a batch belong to one bucket. Buckets take turns in proportion 
 content of a sequence is a function of (seed, index), whatever the mesh.
 """
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 
-from ringformer.data.packing.mixture import Turns
+from ringformer.data.packing.mixture import Turns, integer_shares
 from ringformer.data.packing.options import PackingOptions
-from ringformer.data.packing.sequences import Batch, StoreSequences
+from ringformer.data.packing.sequences import Batch
 from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
@@ -42,18 +39,25 @@ def deal(
       batch_size: sequences of a batch. A bucket that is used has at least about one batch, and `LEAST` of all tokens:
         too small ones join the bucket with pieces of twice the length, and bucket 0 gets some documents of others.
     """
-    bucket = sum(((lengths <= seq_len >> k).astype(int) for k in range(1, buckets + 1)), np.zeros(len(lengths), int))
+    bucket = np.zeros(len(lengths), int)
+    for k in range(1, buckets + 1):
+        bucket += lengths <= seq_len >> k
     order = rng.permutation(len(lengths))
     for k in range(buckets + 1):
         length = seq_len >> k
         of = bucket[order]
         long = order[(of == k) & (lengths[order] > length // 2)]
-        fitting = lengths[order] <= length // (SMALL if k < buckets else 2)
-        small = order[fitting & ((of > k) if k < buckets else (of == k))]
+        if k < buckets:
+            is_small = (of > k) & (lengths[order] <= length // SMALL)
+        else:
+            is_small = (of == k) & (lengths[order] <= length // 2)
+        small = order[is_small]
         empty = -lengths[long] % length
         long = long[empty > (1 - FULL) * length]
         empty = empty[empty > (1 - FULL) * length]
-        filled = FILLED * np.cumsum(empty) <= (lengths[small].sum() if k > 0 else np.inf)
+        filled = np.ones(len(long), bool)
+        if k > 0:
+            filled = FILLED * np.cumsum(empty) <= lengths[small].sum()
         bucket[long[~filled]] = k - 1
         if k < buckets:
             bucket[small[np.cumsum(lengths[small]) <= FILLED * empty[filled].sum()]] = k
@@ -68,7 +72,11 @@ def deal(
 
 
 class LengthBuckets:
-    """Sequences of a store in buckets; see `Mixture`, whose methods it has."""
+    """Sequences of a store in buckets; see `Mixture`, whose methods it has.
+
+    Attributes:
+      parts: sequences of each bucket that has documents, pieces of its length.
+    """
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions, *, batch_size: int):
         if options.buckets >= int(seq_len).bit_length() or seq_len % 2**options.buckets:
@@ -83,34 +91,37 @@ class LengthBuckets:
         selected = self.selections[0].documents
         rng = np.random.Generator(np.random.Philox(key=seed))
         dealt = deal(np.diff(store.offsets)[selected], seq_len, options.buckets, batch_size, rng)
-        self._parts = [
-            (k, WholeDocuments(store, seq_len >> k, seed, options, batch_size=batch_size << k, documents=selected[own]))
-            for k, own in enumerate(dealt)
-            if len(own)
-        ]
-        batches = [packed.per_epoch / (batch_size << k) for k, packed in self._parts]
-        shares = [max(1, round(PERIOD * count / sum(batches))) for count in batches]
-        self.shares: list[int] = [share // math.gcd(*shares) for share in shares]
+        self.parts: list[WholeDocuments] = []
+        self._halvings: list[int] = []
+        for k, own in enumerate(dealt):
+            if len(own):
+                rows = batch_size << k
+                packed = WholeDocuments(store, seq_len >> k, seed, options, batch_size=rows, documents=selected[own])
+                self.parts.append(packed)
+                self._halvings.append(k)
+        batches = [packed.per_epoch / packed.batch_size for packed in self.parts]
+        self.shares: list[int] = integer_shares(batches, PERIOD)
         self._turns = Turns(self.shares, seed)
-        whole = [packed.per_epoch // (batch_size << k) for k, packed in self._parts]
-        steps = min(self._turns.until(number, count) for number, count in enumerate(whole))
-        self.per_epoch: int = steps * batch_size
+        whole_batches = [packed.per_epoch // packed.batch_size for packed in self.parts]
+        self.per_epoch: int = self._turns.until_any(whole_batches) * batch_size
 
     @property
     def share_by_halvings(self) -> dict[int, float]:
         """Share of the batches that each bucket has."""
-        return {k: share / sum(self.shares) for (k, _), share in zip(self._parts, self.shares, strict=True)}
+        total = sum(self.shares)
+        return {k: share / total for k, share in zip(self._halvings, self.shares, strict=True)}
 
     def halvings(self, step: int) -> int:
         """Return how often the sequences of a step are halved: the bucket of its documents."""
-        return self._parts[self._turns.source(step)[0]][0]
+        number, _ = self._turns.source(step)
+        return self._halvings[number]
 
     def _pieces(self, index: int) -> tuple[int, WholeDocuments, int]:
         """Return the bucket of sequence `index`, its packed pieces, and the number of the first piece."""
         step, row = divmod(index, self._batch_size)
         number, batch = self._turns.source(step)
-        k, packed = self._parts[number]
-        return k, packed, (batch * self._batch_size + row) << k
+        k = self._halvings[number]
+        return k, self.parts[number], (batch * self._batch_size + row) << k
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
         """See `StoreSequences.read`."""
@@ -119,7 +130,9 @@ class LengthBuckets:
             return packed.read(first, positions)
         length = self.seq_len >> k
         pieces, within = np.divmod(positions, length)
-        fields = [np.zeros(len(positions), dtype) for dtype in (np.int32,) * 4 + (bool,) * 2]
+        numbers = np.zeros((4, len(positions)), np.int32)
+        masks = np.zeros((2, len(positions)), bool)
+        fields = [*numbers, *masks]
         for piece in np.unique(pieces).tolist():
             here = pieces == piece
             part = packed.read(first + piece, within[here])
@@ -131,18 +144,16 @@ class LengthBuckets:
     def documents_of(self, index: int) -> tuple[TokenStore, np.ndarray]:
         """Return the store, and the numbers of the sequence's documents in the store, in order, int64."""
         k, packed, first = self._pieces(index)
-        return self._store, np.concatenate([packed.documents_of(first + piece) for piece in range(1 << k)])
+        documents = [packed.documents_of(piece) for piece in range(first, first + (1 << k))]
+        return self._store, np.concatenate(documents)
 
     def passes(self, sequences: int) -> dict[str, float]:
         """Count the passes that so many sequences make through the documents of the bucket that repeats most."""
         each = sequences / sum(self.shares)
-        parts = zip(self._parts, self.shares, strict=True)
-        return {str(self._store.path): max(each * own * 2**k / packed.per_epoch for (k, packed), own in parts)}
-
-    @property
-    def parts(self) -> Sequence[StoreSequences]:
-        """Sequences of each bucket, pieces of its length."""
-        return [packed for _, packed in self._parts]
+        most = 0.0
+        for k, packed, own in zip(self._halvings, self.parts, self.shares, strict=True):
+            most = max(most, each * own * 2**k / packed.per_epoch)
+        return {str(self._store.path): most}
 
     @property
     def bytes_read(self) -> int:

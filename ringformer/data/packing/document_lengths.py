@@ -35,7 +35,9 @@ class DocumentLengths(NamedTuple):
     """Number of RoPE positions that occur; for a stream, which may cut documents, this is an upper bound."""
 
     def __str__(self) -> str:
-        seen = "its own document" if self.packed_attention == "document" else "its packed sequence"
+        seen = "its packed sequence"
+        if self.packed_attention == "document":
+            seen = "its own document"
         return (
             f"{self.store}: {self.documents:,} documents; median length {self.median:,} tokens, 90th percentile "
             f"{self.percentile_90:,}, longest {self.longest:,}; {self.long_share:.1%} of their tokens are in documents "
@@ -86,16 +88,23 @@ def too_short(stores: Sequence[DocumentLengths]) -> str | None:
 
 def share_or_times(passes: float) -> str:
     """Format a number of passes: a part of the first one as a share ("6.1%"), more as a number."""
+    if passes >= 1000:
+        return f"{passes:,.0f}"
     if passes >= 1:
-        return f"{passes:,.0f}" if passes >= 1000 else f"{passes:.3g}"
-    return f"{100 * passes:.2g}%" if passes >= 1e-4 else "<0.01%"
+        return f"{passes:.3g}"
+    if passes >= 1e-4:
+        return f"{100 * passes:.2g}%"
+    return "<0.01%"
 
 
 def describe_passes(store: str, passes: float, steps: int) -> str:
     """Return the line on the passes that a run of so many steps makes through a store."""
     amount = share_or_times(passes)
-    whole = "pass" if amount == "1" else "passes"
-    unit = "of a pass" if passes < 1 else whole
+    unit = "passes"
+    if passes < 1:
+        unit = "of a pass"
+    elif amount == "1":
+        unit = "pass"
     return f"{store}: {amount} {unit} in {steps:,} steps"
 
 

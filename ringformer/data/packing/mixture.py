@@ -6,7 +6,6 @@ sequences. Within it, Tijdeman's algorithm (The chairman assignment problem, 198
 sequence with two stores, and by less than 2 sequences with more stores. The seed decides where the period begins.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -24,7 +23,8 @@ LONGEST_PERIOD = 10_000
 
 def parse_mixture(text: str) -> list[tuple[str, int]]:
     """Parse a mixture such as "stores/chat:7,stores/long:3" into stores and integer shares."""
-    parts = []
+    paths: list[str] = []
+    shares: list[Fraction] = []
     for part in text.split(","):
         path, _, weight = part.strip().rpartition(":")
         try:
@@ -33,20 +33,32 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
             share = Fraction(0)
         if not path or share <= 0:
             raise ValueError(f"mixture part {part!r} is not STORE:WEIGHT with a weight above 0, as in stores/chat:7")
-        parts.append((path, share))
-    paths = [path.rstrip("/") for path, _ in parts]
-    if twice := sorted({path for path in paths if paths.count(path) > 1}):
-        raise ValueError(f"mixture {text!r} names {', '.join(twice)} twice; add up the weights")
-    denominator = math.lcm(*(share.denominator for _, share in parts))
-    shares = [int(share * denominator) for _, share in parts]
-    common = math.gcd(*shares)
-    shares = [share // common for share in shares]
-    if sum(shares) > LONGEST_PERIOD:
+        paths.append(path.rstrip("/"))
+        shares.append(share)
+    twice = {path for path in paths if paths.count(path) > 1}
+    if twice:
+        raise ValueError(f"mixture {text!r} names {', '.join(sorted(twice))} twice; add up the weights")
+    denominators = [share.denominator for share in shares]
+    multiple = math.lcm(*denominators)
+    whole = _in_lowest_terms([int(share * multiple) for share in shares])
+    if sum(whole) > LONGEST_PERIOD:
         raise ValueError(
-            f"mixture {text!r} has shares {shares}, a period of {sum(shares)} sequences; round the weights to make it "
+            f"mixture {text!r} has shares {whole}, a period of {sum(whole)} sequences; round the weights to make it "
             f"at most {LONGEST_PERIOD}"
         )
-    return list(zip(paths, shares, strict=True))
+    return list(zip(paths, whole, strict=True))
+
+
+def _in_lowest_terms(shares: Sequence[int]) -> list[int]:
+    """Return the same shares without a common factor."""
+    common = math.gcd(*shares)
+    return [share // common for share in shares]
+
+
+def integer_shares(amounts: Sequence[float] | Sequence[Fraction], period: int) -> list[int]:
+    """Return whole shares of at least 1 in proportion to the amounts, rounded to 1/`period`."""
+    total = sum(amounts)
+    return _in_lowest_terms([max(round(period * amount / total), 1) for amount in amounts])
 
 
 def open_mixture(
@@ -66,41 +78,52 @@ def open_mixture(
                 f"{path} has no eval store for the mixture: build it with a held_out share, or set data.held_out=0 to "
                 "train without evaluation"
             )
-    names = ("train", "eval") if held_out else ("train",)
-    opened = {name: [(TokenStore(Path(path) / name), share) for path, share in parts] for name in names}
+    trained = _open_stores(parts, "train")
+    evaluated = None
+    if held_out:
+        evaluated = _open_stores(parts, "eval")
     for path, _ in parts:
         check_folder(Path(path))
-    for store, _ in itertools.chain(*opened.values()):
+    for store, _ in (*trained, *(evaluated or ())):
         if store.meta["tokenizer"] != tokenizer:
             raise ValueError(
                 f"{store.path} was built with tokenizer {store.meta['tokenizer']}, not {tokenizer}: "
                 "set data.tokenizer to its tokenizer, or rebuild it"
             )
-    check_same_beginning([store for store, _ in opened["train"]])
-    return opened["train"], opened.get("eval")
+    check_same_beginning([store for store, _ in trained])
+    return trained, evaluated
+
+
+def _open_stores(parts: Sequence[tuple[str, int]], name: str) -> list[tuple[TokenStore, int]]:
+    """Open the store `name` of each folder, with the folder's share."""
+    return [(TokenStore(Path(path) / name), share) for path, share in parts]
 
 
 def sequences_for_tokens(shares: Sequence[int], parts: Sequence[StoreSequences]) -> list[int]:
     """Return shares of sequences with which the tokens of text of the parts have the given shares, to 1/10,000."""
-    wanted = [Fraction(share) / Fraction(part.tokens_per_sequence) for share, part in zip(shares, parts, strict=True)]
-    counts = [max(round(LONGEST_PERIOD * each / sum(wanted)), 1) for each in wanted]
-    if len(set(part.tokens_per_sequence for part in parts)) == 1:
-        counts = list(shares)
-    return [count // math.gcd(*counts) for count in counts]
+    tokens = {part.tokens_per_sequence for part in parts}
+    if len(tokens) == 1:
+        return _in_lowest_terms(shares)
+    sequences = []
+    for share, part in zip(shares, parts, strict=True):
+        sequences.append(Fraction(share) / Fraction(part.tokens_per_sequence))
+    return integer_shares(sequences, LONGEST_PERIOD)
 
 
 def schedule(shares: Sequence[int]) -> np.ndarray:
     """Assign each sequence of a period to a part, int64 [sum(shares)]."""
     k = len(shares)
     total = sum(shares)
-    slack = max(2 * k - 2, 1)
+    if k == 1:
+        return np.zeros(total, np.int64)
+    slack = 2 * k - 2
     counts = [0] * k
     order = []
     for n in range(1, total + 1):
         # Parts that are behind their share by at least 1/slack of a sequence; the part that will be overdue first goes
         # first.
         due = [c for c in range(k) if slack * (n * shares[c] - counts[c] * total) >= total]
-        chosen = min(due, key=lambda c: Fraction(slack * (counts[c] + 1) - 1, shares[c])) if k > 1 else 0
+        chosen = min(due, key=lambda c: Fraction(slack * (counts[c] + 1) - 1, shares[c]))
         counts[chosen] += 1
         order.append(chosen)
     return np.array(order)
@@ -130,6 +153,10 @@ class Turns:
         periods, rest = divmod(count, self.shares[part])
         return periods * len(self._period) + int(np.flatnonzero(self._period == part)[rest])
 
+    def until_any(self, counts: Sequence[int]) -> int:
+        """Return the first index at which a part has its turn number `counts[part]`."""
+        return min(self.until(part, count) for part, count in enumerate(counts))
+
 
 class Mixture:
     """Packed sequences of several parts in the given shares. Like the sequences of each part, they are a function of
@@ -144,7 +171,7 @@ class Mixture:
         self.parts = parts
         self.shares = shares
         self._turns = Turns(shares, seed)
-        self.per_epoch: int = min(self._turns.until(part, packed.per_epoch) for part, packed in enumerate(self.parts))
+        self.per_epoch: int = self._turns.until_any([part.per_epoch for part in parts])
 
     def source(self, index: int) -> tuple[int, int]:
         """Return the part that sequence `index` comes from, and the sequence's index in that part."""
@@ -192,4 +219,5 @@ class Mixture:
     @property
     def bytes_per_token(self) -> float:
         """Mean bytes of text per token over the mixture."""
-        return float(np.average([part.bytes_per_token for part in self.parts], weights=self.shares))
+        of_parts = [part.bytes_per_token for part in self.parts]
+        return float(np.average(of_parts, weights=self.shares))

@@ -44,7 +44,8 @@ class PackingOptions:
     def __post_init__(self) -> None:
         key = self.key_prefix
         choices = {"packing": Packing, "packed_attention": PackedAttention, "mixture_by": MixtureBy}
-        for field, values in ((field, get_args(choice)) for field, choice in choices.items()):
+        for field, choice in choices.items():
+            values = get_args(choice)
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
         if type(self.buckets) is not int:

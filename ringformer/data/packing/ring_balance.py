@@ -78,17 +78,24 @@ def balances(
     visible = seq_len * float((lengths * (lengths + 1) / 2).sum() / lengths.sum())
     counted = []
     for layout in LAYOUTS:
-        sizes = {min(chunk, seq_len // ranks // PARTS[layout]) for chunk in chunks}
-        for chunk in sorted({size for size in sizes if size >= LEAST_CHUNK} or {max(sizes)}, reverse=True):
-            work = mean([ring_work(ids, layout, ranks, chunk, gathered=gathered) for ids in _at_once(packed, rows)])
-            ways: dict[int, WorkByRings] = {0: {1: (1.0, work)}}
+        for chunk in _sizes(chunks, seq_len // ranks // PARTS[layout]):
+            works = [ring_work(ids, layout, ranks, chunk, gathered=gathered) for ids in _at_once(packed, rows)]
+            ways: dict[int, WorkByRings] = {0: {1: (1.0, mean(works))}}
             if halvings:
                 ways[halvings] = in_buckets(batches, ranks, layout, chunk, rows, gathered)
             for buckets, by_rings in ways.items():
                 usual = visible / overall(by_rings).visible
-                by_rings = {n: (share, work.times(usual)) for n, (share, work) in by_rings.items()}
-                counted.append(Balance(layout, buckets, chunk, by_rings))
+                as_usual = {n: (share, work.times(usual)) for n, (share, work) in by_rings.items()}
+                counted.append(Balance(layout, buckets, chunk, as_usual))
     return counted
+
+
+def _sizes(chunks: Sequence[int], part: int) -> list[int]:
+    """Return the sizes that chunks have in a part of a shard of `part` tokens, the largest first: those of at least
+    `LEAST_CHUNK`, or else the largest."""
+    sizes = {min(chunk, part) for chunk in chunks}
+    large = {size for size in sizes if size >= LEAST_CHUNK}
+    return sorted(large or {max(sizes)}, reverse=True)
 
 
 def sequences_of(lengths: np.ndarray, seq_len: int) -> list[np.ndarray]:
@@ -109,37 +116,42 @@ def batches_of(lengths: np.ndarray, seq_len: int, halvings: int) -> dict[int, tu
     rng = np.random.default_rng(1)
     batches = {}
     for k, own in enumerate(deal(lengths, seq_len, halvings, BATCH, rng)):
-        if len(own):
-            mine = lengths[own]
-            length = seq_len >> k
-            bins, order = order_by_batch(mine, pack(mine, length, rng), length, BATCH << k, 0, rng)
-            pieces = [segments(mine[bins == b], length) for b in order[: min(len(order), BATCH << k) >> k << k]]
-            rows = [np.concatenate([ids + i * length for i, ids in enumerate(row)]) for row in _in_groups(pieces, 2**k)]
-            batches[k] = float(mine.sum() / lengths.sum()), rows
+        if not len(own):
+            continue
+        mine = lengths[own]
+        length = seq_len >> k
+        bins, order = order_by_batch(mine, pack(mine, length, rng), length, BATCH << k, 0, rng)
+        whole = min(len(order), BATCH << k) >> k << k
+        pieces = [segments(mine[bins == b], length) for b in order[:whole]]
+        rows = []
+        for row in _in_groups(pieces, 2**k):
+            ids = row + length * np.arange(2**k)[:, None]
+            rows.append(ids.reshape(-1))
+        batches[k] = float(mine.sum() / lengths.sum()), rows
     return batches
 
 
-def _in_groups(items: list[Any], size: int) -> list[list[Any]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
+def _in_groups(items: list[np.ndarray], size: int) -> list[np.ndarray]:
+    """Stack every `size` arrays, in order; the last group may be smaller."""
+    return [np.stack(items[i : i + size]) for i in range(0, len(items), size)]
 
 
 def _at_once(sequences: list[np.ndarray], rows: int) -> list[np.ndarray]:
     """Group the ids of sequences as a device computes them; a last, smaller group is left out."""
     whole = len(sequences) // rows * rows or len(sequences)
-    return [np.stack(group) for group in _in_groups(sequences[:whole], rows)]
+    return _in_groups(sequences[:whole], rows)
 
 
 def in_buckets(
     batches: dict[int, Any], ranks: int, layout: Layout, chunk: int, rows: int = 1, gathered: bool = False
 ) -> WorkByRings:
     """Count the work of each bucket."""
-    return {
-        2**k: (
-            share,
-            mean([in_rings(ids, layout, ranks, 2**k, chunk, gathered=gathered) for ids in _at_once(sequences, rows)]),
-        )
-        for k, (share, sequences) in batches.items()
-    }
+    counted = {}
+    for k, (share, sequences) in batches.items():
+        rings = 2**k
+        works = [in_rings(ids, layout, ranks, rings, chunk, gathered=gathered) for ids in _at_once(sequences, rows)]
+        counted[rings] = share, mean(works)
+    return counted
 
 
 def show_balance(counted: list[Balance], seq_len: int, ranks: int, console: Console) -> None:
@@ -147,9 +159,12 @@ def show_balance(counted: list[Balance], seq_len: int, ranks: int, console: Cons
     table = Table(title=f"Attention over its ideal: sequences of {seq_len:,} tokens on a ring of {ranks}", box=None)
     table.add_column("layout, data.buckets")
     table.add_column("by tokens of a chunk")
-    for way in dict.fromkeys((x.layout, x.buckets) for x in counted):
-        products = [f"{x.chunk}: {x.work.product:.2f}" for x in counted if (x.layout, x.buckets) == way]
-        table.add_row(f"{way[0]}, {way[1]}", "   ".join(products))
+    by_way: dict[str, list[str]] = {}
+    for x in counted:
+        products = by_way.setdefault(f"{x.layout}, {x.buckets}", [])
+        products.append(f"{x.chunk}: {x.work.product:.2f}")
+    for way, products in by_way.items():
+        table.add_row(way, "   ".join(products))
     console.print(table)
     best = min(counted, key=lambda x: x.seconds)
     console.print(

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64
 
 from ringformer.ops.layouts import PARTS, Layout, Source, permutation
-from ringformer.ops.work_list import cut_axis, visible_pairs
+from ringformer.ops.work_list import AxisChunks, cut_axis, visible_pairs
 
 KERNEL_SHARES = {2048: 0.96, 1024: 0.91, 512: 0.72, 256: 0.35}
 """Share of ideal cycles that the TPU kernels reach on v5e with segment ids, by tokens of a chunk: two forwards and a
@@ -30,7 +30,8 @@ def kernel_share(chunk: int) -> float:
     sizes = sorted(KERNEL_SHARES)
     if chunk < sizes[0]:
         return KERNEL_SHARES[sizes[0]] * chunk / sizes[0]
-    return float(np.interp(chunk, sizes, [KERNEL_SHARES[size] for size in sizes]))
+    shares = [KERNEL_SHARES[size] for size in sizes]
+    return float(np.interp(chunk, sizes, shares))
 
 
 class RingWork(NamedTuple):
@@ -98,12 +99,14 @@ def ring_work(
     T = segment_ids.shape[-1]
     tokens = permutation(layout, T, ranks) if order is None else order
     ids = rows[:, tokens].reshape(len(rows), ranks, T // ranks)
-    cuts = [cut_axis(T // ranks, PARTS[layout], size) for size in (chunk if isinstance(chunk, tuple) else (chunk,) * 2)]
-    q_ids, k_ids = (np.stack([ids[..., start : start + cut.size] for start in cut.start], axis=2) for cut in cuts)
-    (q_least, q_most), (k_least, k_most) = ((x.min(axis=-1), x.max(axis=-1)) for x in (q_ids, k_ids))
+    q_chunk, k_chunk = chunk if isinstance(chunk, tuple) else (chunk, chunk)
+    q_cut = cut_axis(T // ranks, PARTS[layout], q_chunk)
+    k_cut = cut_axis(T // ranks, PARTS[layout], k_chunk)
+    queries = _in_chunks(ids, q_cut)
+    keys = _in_chunks(ids, k_cut)
     tables: dict[Source, tuple[np.ndarray, np.ndarray]] = {}
     for source in ("own", "earlier", "later"):
-        pairs = visible_pairs(layout, source, True, *cuts)
+        pairs = visible_pairs(layout, source, True, q_cut, k_cut)
         tables[source] = np.concatenate([x.q for x in pairs]), np.concatenate([x.k for x in pairs])
     by_rank = np.zeros((ranks, ranks))
     for hop in range(ranks):
@@ -114,14 +117,34 @@ def ring_work(
             q, k = tables[source]
             some = np.array(of_source)
             origin = (some - hop) % ranks
-            live = q_least[:, some][..., q] <= k_most[:, origin][..., k]
-            live &= k_least[:, origin][..., k] <= q_most[:, some][..., q]
-            by_rank[hop, some] = live.any(axis=0).sum(axis=1) * cuts[0].size * cuts[1].size
+            live = queries.least[:, some][..., q] <= keys.most[:, origin][..., k]
+            live &= keys.least[:, origin][..., k] <= queries.most[:, some][..., q]
+            by_rank[hop, some] = live.any(axis=0).sum(axis=1) * q_cut.size * k_cut.size
     if gathered and ranks > 1:
         by_rank = np.stack([by_rank[0], by_rank[1:].sum(axis=0)])
-    lengths = [np.unique(row, return_counts=True)[1].astype(np.int64) for row in rows]
-    visible = float(np.mean([(n * (n + 1) // 2).sum() for n in lengths]))
+    visible = float(np.mean([_visible(row) for row in rows]))
     return RingWork(by_rank.max(axis=1)[None], float(by_rank.sum()), visible, ranks)
+
+
+class ChunkIds(NamedTuple):
+    """Ids of the documents in chunks, [rows, ranks, chunks] each."""
+
+    least: np.ndarray
+    most: np.ndarray
+
+
+def _in_chunks(ids: np.ndarray, cut: AxisChunks) -> ChunkIds:
+    """Return the range of the ids [rows, ranks, tokens] in each chunk."""
+    chunks = [ids[..., start : start + cut.size] for start in cut.start]
+    stacked = np.stack(chunks, axis=2)
+    return ChunkIds(stacked.min(axis=-1), stacked.max(axis=-1))
+
+
+def _visible(segment_ids: np.ndarray) -> int:
+    """Count the pairs of tokens of a sequence that the masks leave."""
+    _, counts = np.unique(segment_ids, return_counts=True)
+    lengths = counts.astype(np.int64)
+    return (lengths * (lengths + 1) // 2).sum()
 
 
 def in_rings(
@@ -136,13 +159,15 @@ def in_rings(
     parts = np.split(segment_ids, rings, axis=-1)
     works = [ring_work(ids, layout, ranks // rings, chunk, gathered=gathered) for ids in parts]
     slowest = max(works, key=lambda work: work.slowest)
-    return RingWork(slowest.by_hop, sum(work.computed for work in works), sum(work.visible for work in works), ranks)
+    computed = sum(work.computed for work in works)
+    visible = sum(work.visible for work in works)
+    return RingWork(slowest.by_hop, computed, visible, ranks)
 
 
 def mean(works: Sequence[RingWork]) -> RingWork:
     """Return the work of the sequences of all works, on the same ranks."""
-    computed, visible = (float(np.mean([work[i] for work in works])) for i in (1, 2))
-    return RingWork(np.concatenate([work.by_hop for work in works]), computed, visible, works[0].ranks)
+    by_hop, computed, visible, ranks = zip(*works, strict=True)
+    return RingWork(np.concatenate(by_hop), float(np.mean(computed)), float(np.mean(visible)), ranks[0])
 
 
 WorkByRings = Mapping[int, tuple[float, RingWork]]

@@ -8,6 +8,7 @@ affects only positions and segments: a document's last token predicts nothing in
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,14 @@ class Batch(NamedTuple):
     """Arrays [B, T, ...] by name that a model family reads beside tokens (`ringformer.models.interface.Features`)."""
 
 
+def join_fields(batches: Sequence[Batch], join: Callable[[Sequence[np.ndarray]], np.ndarray]) -> Batch:
+    """Return the batch whose fields `join` makes of those of all batches; fields that are None stay None."""
+    fields = []
+    for field in zip(*batches, strict=True):
+        fields.append(None if field[0] is None else join(field))
+    return Batch(*fields)
+
+
 class StoreSequences(ABC):
     """Endless series of packed sequences of a store, epoch after epoch; see the subclasses.
 
@@ -83,10 +92,11 @@ class StoreSequences(ABC):
             raise ValueError(f"{store.path} has documents without a token; rebuild it: each must have its end token")
         min_length = options.min_length
         max_length = options.max_length
-        selected = (lengths >= min_length) & (lengths <= (max_length or lengths.max()))
+        most = max_length or lengths.max()
+        selected = (lengths >= min_length) & (lengths <= most)
         self.documents: np.ndarray = np.flatnonzero(selected) if documents is None else documents
         if not len(self.documents):
-            too_long = int((lengths > max_length).sum()) if max_length else 0
+            too_long = (lengths > most).sum()
             raise ValueError(
                 f"none of the {len(lengths)} documents of {store.path} has min_length={min_length} to max_length="
                 f"{max_length or 'any'} tokens: {(lengths < min_length).sum()} are shorter, {too_long} longer (they "
@@ -141,8 +151,7 @@ class StoreSequences(ABC):
         # Find the positions of each run in the concatenated stretches.
         shifts = np.cumsum(highs - lows) - highs
         places = positions + np.repeat(shifts[np.searchsorted(lows, begins, side="right") - 1], ends - begins)
-        fields = zip(*stretches, strict=True)
-        return Batch(*(None if field[0] is None else np.concatenate(field)[places] for field in fields))
+        return join_fields(stretches, lambda field: np.concatenate(field)[places])
 
     @abstractmethod
     def _stretch(self, index: int, low: int, high: int) -> Batch:
@@ -182,5 +191,8 @@ class StoreSequences(ABC):
         tokens = self.store.tokens
         mask = self.store.mask
         text = tokens.join(begins, ends).astype(np.int32)
-        self.bytes_read += len(text) * (tokens.itemsize + (0 if mask is None else mask.itemsize))
-        return text, np.ones(len(text), bool) if mask is None else mask.join(begins, ends) != 0
+        self.bytes_read += len(text) * tokens.itemsize
+        if mask is None:
+            return text, np.ones(len(text), bool)
+        self.bytes_read += len(text) * mask.itemsize
+        return text, mask.join(begins, ends) != 0

@@ -15,11 +15,13 @@ def begins_documents(begin: Begin, tokenizer: Tokenizer) -> bool:
     if begin == "tokenizer":
         return tokenizer.begins
     if begin == "true" and tokenizer.bos_id is None:
-        named = ", or name a bos_token in the tokenizer_config.json beside the tokenizer" if tokenizer.files else ""
-        raise ValueError(
+        message = (
             f"begin='true': tokenizer {tokenizer.name} has no BOS token: leave out --begin (for a run: "
-            f"config.data.begin){named}"
+            "config.data.begin)"
         )
+        if tokenizer.files:
+            message += ", or name a bos_token in the tokenizer_config.json beside the tokenizer"
+        raise ValueError(message)
     return begin == "true"
 
 
@@ -45,9 +47,13 @@ def texts_begin(stores: Sequence[TokenStore], tokenizer: Tokenizer) -> bool | No
 def check_same_beginning(stores: Sequence[TokenStore]) -> None:
     """Raise ValueError if only some of the stores of documents begin with the BOS token: no prompt would begin as all
     of them do."""
-    of_documents = [store for store in stores if store.has_documents]
-    begun = [store for store in of_documents if store.begins_documents]
-    others = [store for store in of_documents if not store.begins_documents]
+    begun = []
+    others = []
+    for store in stores:
+        if store.begins_documents and store.has_documents:
+            begun.append(store)
+        elif store.has_documents:
+            others.append(store)
     if begun and others:
         raise ValueError(
             f"documents of {begun[0].path} begin with the tokenizer's BOS token, and those of {others[0].path} do not: "

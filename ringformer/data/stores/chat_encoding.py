@@ -4,9 +4,9 @@ answer that a chat template rewrites later has a sequence of its own."""
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,18 @@ class TrainedSequence(NamedTuple):
         return TrainedSequence(self.ids[:end], self.trained[:end], answers)
 
 
+class RenderedChat(NamedTuple):
+    """A conversation, and the sequences that train on its answers."""
+
+    conversation: Conversation
+    sequences: list[Rendered]
+
+    @property
+    def characters(self) -> int:
+        """Characters of all sequences."""
+        return sum(map(_characters, self.sequences))
+
+
 @dataclass
 class ChatEncoder:
     """Encoder of conversations with a template; answers and their end tokens are trained on.
@@ -73,27 +85,35 @@ class ChatEncoder:
         self._lock = threading.Lock()
         self._has_warned = False
 
-    def __iter__(self) -> Iterator[tuple[int, tuple[Conversation, list[Rendered]]]]:
+    def __iter__(self) -> Iterator[tuple[int, RenderedChat]]:
         for group in in_groups(self._sized(), RENDER_CHARACTERS):
-            rendered = self.template.render_all([conversation.messages for conversation in group])
-            readable: list[tuple[Conversation, list[Rendered]]] = []
-            for conversation, sequences in zip(group, rendered, strict=True):
-                if isinstance(sequences, ValueError):
-                    self.malformed(f"{conversation.name}: {sequences}", "refused by the chat template")
-                elif self.rewritten == "refuse" and len(sequences) > 1:
-                    self.malformed(f"{conversation.name}: {_rewritten(sequences)}", "an answer is rewritten later")
-                else:
-                    readable.append((conversation, sequences))
-            self._warn_of_growth([sequences for _, sequences in readable])
-            for conversation, sequences in readable:
-                yield sum(map(_characters, sequences)), (conversation, sequences)
+            chats = self._rendered(group)
+            self._warn_of_growth(chats)
+            for chat in chats:
+                yield chat.characters, chat
 
-    def _warn_of_growth(self, conversations: Sequence[list[Rendered]]) -> None:
+    def _rendered(self, conversations: Sequence[Conversation]) -> list[RenderedChat]:
+        """Render the conversations; those that are refused are reported and left out."""
+        readable = []
+        rendered = self.template.render_all([conversation.messages for conversation in conversations])
+        for conversation, sequences in zip(conversations, rendered, strict=True):
+            if isinstance(sequences, ValueError):
+                self.malformed(f"{conversation.name}: {sequences}", "refused by the chat template")
+            elif self.rewritten == "refuse" and len(sequences) > 1:
+                self.malformed(f"{conversation.name}: {_rewritten(sequences)}", "an answer is rewritten later")
+            else:
+                readable.append(RenderedChat(conversation, sequences))
+        return readable
+
+    def _warn_of_growth(self, chats: Sequence[RenderedChat]) -> None:
         """Print a line once if sequences of rewritten answers multiply the text."""
         if self.rewritten != "split" or self._has_warned:
             return
-        whole = sum(_characters(sequences[-1]) for sequences in conversations)
-        every = sum(sum(map(_characters, sequences)) for sequences in conversations)
+        whole = 0
+        every = 0
+        for chat in chats:
+            whole += _characters(chat.sequences[-1])
+            every += chat.characters
         if every > MANY_TIMES * whole:
             self._has_warned = True
             print(
@@ -105,9 +125,9 @@ class ChatEncoder:
     def _sized(self) -> Iterator[tuple[int, Conversation]]:
         """Yield the conversations, each with its number of characters plus an allowance for the template's own text."""
         for conversation in self.conversations:
-            texts = [message.content + message.extra for message in conversation.messages]
-            check_size(conversation.name, sum(len(text.encode()) for text in texts), self.max_bytes)
-            yield 1000 + sum(map(len, texts)), conversation
+            text = "".join(message.content + message.extra for message in conversation.messages)
+            check_size(conversation.name, len(text.encode()), self.max_bytes)
+            yield 1000 + len(text), conversation
 
     @property
     def left_out(self) -> Counter[str]:
@@ -117,24 +137,27 @@ class ChatEncoder:
         with self._lock:  # groups are encoded in two threads
             self._counts[event] += number
 
-    def encode(self, group: Sequence[tuple[Conversation, list[Rendered]]]) -> list[Encoded]:
-        rendered = list(chain.from_iterable(sequences for _, sequences in group))
+    def encode(self, group: Sequence[RenderedChat]) -> list[Encoded]:
+        rendered: list[Rendered] = []
+        for chat in group:
+            rendered += chat.sequences
         encoded = iter(self._sequences(rendered))
         parts = []
-        for conversation, sequences in group:
-            results = [next(encoded) for _ in sequences]
-            own = [result for result in results if isinstance(result, TrainedSequence)]
-            errors = [result for result in results if isinstance(result, ValueError)]
-            if errors:
-                self.malformed(f"{conversation.name}: {errors[0]}", "an answer joined with its prompt")
+        for conversation, of_chat in group:
+            results = list(islice(encoded, len(of_chat)))
+            try:
+                sequences = _without_errors(results)
+            except ValueError as error:
+                self.malformed(f"{conversation.name}: {error}", "an answer joined with its prompt")
                 continue
             digest = content_digest(conversation.messages)
             number = copies(conversation.weight, digest)
-            if number != 1:
-                self._count(
-                    "copies added by weight" if number else "conversations dropped: by weight", max(number - 1, 1)
-                )
-            for part in self._fit(conversation, own, digest) if number else ():
+            if number == 0:
+                self._count("conversations dropped: by weight")
+                continue
+            if number > 1:
+                self._count("copies added by weight", number - 1)
+            for part in self._fit(conversation, sequences, digest):
                 if np.any(part.trained):
                     parts += [part] * number
                 else:
@@ -143,13 +166,17 @@ class ChatEncoder:
 
     def _sequences(self, rendered: Sequence[Rendered]) -> list[TrainedSequence | ValueError]:
         chats = [sequence.segments for sequence in rendered]
-        encoded: Sequence[tuple[np.ndarray, np.ndarray] | ValueError] = (
-            self.tokenizer.encode_chats(chats) if self.template.own is None else encode_answers(self.tokenizer, chats)
-        )
-        return [
-            result if isinstance(result, ValueError) else TrainedSequence(*result, sequence.answers)
-            for result, sequence in zip(encoded, rendered, strict=True)
-        ]
+        if self.template.own is None:
+            encoded: Sequence[tuple[np.ndarray, np.ndarray] | ValueError] = self.tokenizer.encode_chats(chats)
+        else:
+            encoded = encode_answers(self.tokenizer, chats)
+        results: list[TrainedSequence | ValueError] = []
+        for result, sequence in zip(encoded, rendered, strict=True):
+            if isinstance(result, ValueError):
+                results.append(result)
+            else:
+                results.append(TrainedSequence(*result, sequence.answers))
+        return results
 
     def _fit(self, conversation: Conversation, sequences: list[TrainedSequence], digest: bytes) -> Iterator[Encoded]:
         """Yield the parts of a conversation that is longer than chat_length; yield a shorter conversation whole."""
@@ -164,20 +191,19 @@ class ChatEncoder:
             stops = _stops(turns, ends)
             if len(stops) == 1:
                 break
-            beyond = [number for number, end in ends.items() if end > limit]
-            fitting = [stop for stop in stops if not any(number <= stop for number in beyond)]
-            last = fitting[-1] if fitting else stops[0]
+            last = _last_fitting(stops, ends, limit)
             self._count("splits between turns")
-            part = [cut for sequence in sequences if (cut := sequence.up_to(last))]
+            part = []
+            for sequence in sequences:
+                cut = sequence.up_to(last)
+                if cut is not None:
+                    part.append(cut)
             yield from self._parts(part, turns, digest)
             turns = turns[_answers(turns)[last] + 1 :]
             if not _answers(turns):
                 return
-            sequences = []
-            for result in self._sequences(self.template.sequences([*before, *turns])):
-                if isinstance(result, ValueError):  # cannot be: the answer was encoded with the turns before it
-                    raise result
-                sequences.append(result)
+            rendered = self.template.sequences([*before, *turns])
+            sequences = _without_errors(self._sequences(rendered))  # there are none: all were encoded before
         yield from self._parts(sequences, turns, digest)
 
     def _parts(self, sequences: list[TrainedSequence], turns: Sequence[Message], digest: bytes) -> Iterator[Encoded]:
@@ -207,10 +233,21 @@ class ChatEncoder:
             ids = ids[:limit]
             trained = trained[:limit]
         if not cut and not any(answer.extra for answer in answers):
-            size = sum(len(answer.content.encode()) for answer in answers if answer.trained)
+            text = "".join(answer.content for answer in answers if answer.trained)
         else:
-            size = len(self.tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape"))
+            text = self.tokenizer.decode(ids[trained])
+        size = len(text.encode("utf-8", "surrogateescape"))
         return Encoded(ids, trained, size, digest)
+
+
+def _without_errors(results: Iterable[TrainedSequence | ValueError]) -> list[TrainedSequence]:
+    """Return the sequences. Raises the first error among them."""
+    sequences = []
+    for result in results:
+        if isinstance(result, ValueError):
+            raise result
+        sequences.append(result)
+    return sequences
 
 
 def _answers(turns: Sequence[Message]) -> list[int]:
@@ -228,6 +265,16 @@ def _stops(turns: Sequence[Message], ends: Mapping[int, int]) -> list[int]:
         if ends_turn and number in ends:
             stops.append(number)
     return stops
+
+
+def _last_fitting(stops: Sequence[int], ends: Mapping[int, int], limit: int) -> int:
+    """Return the last answer of `stops` up to which all answers end within the limit; the first one if none does."""
+    last = stops[0]
+    for stop in stops:
+        if any(number <= stop and end > limit for number, end in ends.items()):
+            break
+        last = stop
+    return last
 
 
 def _longest(sequences: Sequence[TrainedSequence]) -> int:

@@ -64,12 +64,16 @@ class CheckedArray:
             place = range(len(self))[index]
             return self._stretch(place, place + 1)[0]
         start, stop, step = index.indices(len(self))
-        return self._stretch(start, stop)[::step] if step > 0 else self[:][index]
+        if step < 0:
+            return self[:][index]
+        return self._stretch(start, stop)[::step]
 
     def join(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Read and concatenate stretches; `begins` and `ends`, int64, are their places in the file."""
         stretches = [self._stretch(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-        return stretches[0] if len(stretches) == 1 else np.concatenate([np.empty(0, self.dtype), *stretches])
+        if len(stretches) == 1:
+            return stretches[0]
+        return np.concatenate([np.empty(0, self.dtype), *stretches])
 
     def whole_hash(self) -> str:
         """Compute the xxh3_128 of the whole file, reading it from beginning to end."""

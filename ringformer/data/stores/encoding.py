@@ -76,14 +76,17 @@ class DocumentEncoder:
         self._tasks = retrieval_tasks
         self.begins: bool = begins_documents(begin, tokenizer)
         """True if documents begin with the BOS token."""
-        self._begin = np.array([tokenizer.bos_id] if self.begins else [], np.int32)
-        self._end = np.array(tokenizer.encode(separator) if separator else [tokenizer.eos_id], np.int32)
+        begin_ids = [tokenizer.bos_id] if self.begins else []
+        end_ids = tokenizer.encode(separator) if separator else [tokenizer.eos_id]
+        self._begin = np.array(begin_ids, np.int32)
+        self._end = np.array(end_ids, np.int32)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[int, Document]]:
         """Yield the documents to encode, each with its length in characters."""
-        return ((len(document.text), document) for document in self._documents)
+        for document in self._documents:
+            yield len(document.text), document
 
     @property
     def left_out(self) -> Counter[str]:
@@ -93,9 +96,12 @@ class DocumentEncoder:
         counts: Counter[str] = Counter()
         digests = [hashlib.blake2b(_utf8(document), digest_size=16).digest() for document in group]
         if self._tasks:
-            asked = [add_tasks(d.text, self._tasks, digest) for d, digest in zip(group, digests, strict=True)]
-            group = [document._replace(text=text) for document, (text, _) in zip(group, asked, strict=True)]
-            counts = sum((added for _, added in asked), counts)
+            asked = []
+            for document, digest in zip(group, digests, strict=True):
+                text, added = add_tasks(document.text, self._tasks, digest)
+                counts += added
+                asked.append(document._replace(text=text))
+            group = asked
         encoded = []
         for document, ids, digest in zip(group, self._ids(group), digests, strict=True):
             number = copies(document.weight, digest)
@@ -103,7 +109,8 @@ class DocumentEncoder:
             counts["documents dropped: by weight"] += number == 0
             whole = np.concatenate([self._begin, ids, self._end])
             size = len(_utf8(document))
-            encoded += [Encoded(whole, None, size, digest, document.name if document.is_file else "")] * number
+            name = document.name if document.is_file else ""
+            encoded += [Encoded(whole, None, size, digest, name)] * number
         with self._lock:  # groups are encoded in two threads
             self._counts += counts
         return encoded

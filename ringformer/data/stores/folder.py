@@ -50,10 +50,11 @@ def new_folder(directory: Path) -> Iterator[Path]:
         folder.mkdir()
         (folder / BUILDER).write_text(json.dumps(_this_process()))
         yield folder
-        listed = [
-            f"{path.parent.name}/{name}" for path in folder.glob("*/store.json") for name in read_meta(path)["files"]
-        ]
-        write_manifest(folder, but=[BUILDER, *listed])
+        listed = [BUILDER]
+        for path in folder.glob("*/store.json"):
+            for name in read_meta(path)["files"]:
+                listed.append(f"{path.parent.name}/{name}")
+        write_manifest(folder, but=listed)
         for path in (*folder.rglob("*"), folder):
             sync(path)
         folder.rename(directory)
@@ -79,11 +80,13 @@ def check_folder(directory: Path) -> None:
 def open_one(path: str | Path, names: Sequence[str]) -> TokenStore:
     """Open the store at `path` or, if `path` is a folder of stores, the first store of `names` that it has."""
     path = Path(path)
-    inside = [path / name for name in names if (path / name).is_dir()]
-    store = inside[0] if inside else path
-    if (store.parent / MANIFEST).is_file() or inside:
-        check_folder(store.parent)
-    return TokenStore(store)
+    for name in names:
+        if (path / name).is_dir():
+            check_folder(path)
+            return TokenStore(path / name)
+    if (path.parent / MANIFEST).is_file():
+        check_folder(path.parent)
+    return TokenStore(path)
 
 
 def _remove_leftovers(directory: Path) -> None:

@@ -15,7 +15,8 @@ def ways_to_read(record: dict[str, Any], but: str) -> str:
     ways = [f"--format={name}" for name in formats_of(record)]
     if isinstance(record.get(IDS), list):
         ways.append("--format=tokens")
-    ways = [way for way in ways if way != f"--format={but}"]
+    if f"--format={but}" in ways:
+        ways.remove(f"--format={but}")
     texts = [key for key, value in record.items() if isinstance(value, str) and value]
     if but == "documents":
         ways += [f"--field={key}" for key in texts]
@@ -23,4 +24,6 @@ def ways_to_read(record: dict[str, Any], but: str) -> str:
         ways.append("--format=documents")
     elif not ways:
         ways += [f"--format=documents --field={key}" for key in texts]
-    return f"It can be read with {' or '.join(ways)}" if ways else ""
+    if not ways:
+        return ""
+    return f"It can be read with {' or '.join(ways)}"

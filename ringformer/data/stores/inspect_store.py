@@ -29,8 +29,10 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
     names = store.names()
     chosen = np.unique(np.linspace(0, documents - 1, min(samples, documents)).astype(int))
     for i in chosen:
-        start, end = (int(offset) for offset in store.offsets[i : i + 2])
-        trained = np.ones(end - start, bool) if store.mask is None else np.asarray(store.mask[start:end]) != 0
+        start, end = store.offsets[i : i + 2].tolist()
+        trained = np.ones(end - start, bool)
+        if store.mask is not None:
+            trained = np.asarray(store.mask[start:end]) != 0
         share = 1 - trained.mean()
         console.rule(f"document {i}: {end - start:,} tokens, {share:.1%} masked")
         if names:
@@ -50,7 +52,8 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
 
 def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Text:
     names = {i: name for name, i in tokenizer.controls.items()}
-    kinds = list(zip(trained.tolist(), (i in names for i in ids.tolist()), strict=True))
+    is_name = [i in names for i in ids.tolist()]
+    kinds = list(zip(trained.tolist(), is_name, strict=True))
     text = Text()
     for (is_trained, is_control), run in itertools.groupby(range(len(ids)), kinds.__getitem__):
         style = "green" if is_trained else "dim"

@@ -50,7 +50,9 @@ def check_files(
       files: [bytes, hash] of each file.
       read: selects the files to compare with their hashes; only the sizes of the others are compared.
     """
-    if faults := find_faults(folder, {name: (size, digest) for name, (size, digest) in files.items()}, read=read):
+    entries = {name: (size, digest) for name, (size, digest) in files.items()}
+    faults = find_faults(folder, entries, read=read)
+    if faults:
         raise ValueError(f"{faults[0]}: {REBUILD}")
 
 

@@ -97,23 +97,20 @@ class StoreOptions:
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"{key}held_out={self.held_out} must be in [0, 1)")
         choices = {"format": Format, "template": TemplateName, "rewritten": Rewritten, "begin": Begin}
-        for field, values in ((field, get_args(choice)) for field, choice in choices.items()):
+        for field, choice in choices.items():
+            values = get_args(choice)
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
-        for field in () if self.format == "documents" else OF_DOCUMENTS:
-            if getattr(self, field) != getattr(StoreOptions, field):
-                raise ValueError(f"{key}{field}={getattr(self, field)!r} needs {key}format='documents'")
+        if self.format != "documents":
+            self._refuse(OF_DOCUMENTS, f"{key}format='documents'")
         if self.format == "tokens" and self.weight_field:
             raise ValueError(f"{key}weight_field={self.weight_field!r}: rows of tokens have no weights")
         check_join(self.join, self.source, key)
         parse_template_option(self.template_option)
-        has_own_template = self.format in get_args(ChatFormat) and self.template == "tokenizer"
-        for field in () if has_own_template else OF_OWN_TEMPLATE:
-            if getattr(self, field) != getattr(StoreOptions, field):
-                raise ValueError(
-                    f"{key}{field}={getattr(self, field)!r} needs {key}template='tokenizer' and a {key}format of "
-                    f"conversations: {', '.join(get_args(ChatFormat))}"
-                )
+        chats = get_args(ChatFormat)
+        if self.format not in chats or self.template != "tokenizer":
+            needed = f"{key}template='tokenizer' and a {key}format of conversations: {', '.join(chats)}"
+            self._refuse(OF_OWN_TEMPLATE, needed)
         if not 0.0 <= self.compressibility_tails < 0.5:
             raise ValueError(f"{key}compressibility_tails={self.compressibility_tails} must be in [0, 0.5)")
         if self.retrieval_tasks < 0:
@@ -131,10 +128,18 @@ class StoreOptions:
             raise ValueError(
                 f"{key}encoding={self.encoding!r} needs a source of {', '.join(ENCODED)}, not {self.source}"
             )
-        rules = rules_of(self.clean, self.format)
-        others = rules if self.format == "tokens" else rules - RULES_OF_DOCUMENTS
+        others = rules_of(self.clean, self.format)
+        if self.format == "documents":
+            others -= RULES_OF_DOCUMENTS
         if others and self.format in ("documents", "tokens"):
             raise ValueError(f"{key}clean={self.clean!r}: {', '.join(sorted(others))} cannot clean {self.format}")
+
+    def _refuse(self, fields: tuple[str, ...], needed: str) -> None:
+        """Raise ValueError if one of these fields does not have its default, because it needs other options."""
+        for field in fields:
+            value = getattr(self, field)
+            if value != getattr(StoreOptions, field):
+                raise ValueError(f"{self.key_prefix}{field}={value!r} needs {needed}")
 
 
 def rules_of(clean: str, data_format: str) -> frozenset[str]:
@@ -144,4 +149,6 @@ def rules_of(clean: str, data_format: str) -> frozenset[str]:
     """
     if clean not in ("usual", USUAL_RULES):
         return parse_rules(clean)
-    return parse_rules("" if data_format in ("documents", "tokens") else USUAL_RULES)
+    if data_format in ("documents", "tokens"):
+        return frozenset()
+    return parse_rules(USUAL_RULES)

@@ -49,14 +49,16 @@ def format_report(report: Mapping[str, Any]) -> str:
         if report.get("begin"):  # reports of earlier versions have none
             lines.append(f"  {store['begun']:,} of the documents begin with {visible(report['begin'])}")
         largest = max(store["lengths"].values())
-        lines += [
-            f"  {length:>10,}+ {count:>10,} {'#' * round(40 * count / largest)}"
-            for length, count in ((int(length), count) for length, count in store["lengths"].items())
-        ]
-    lines += [f"{count:,} {reason}" for reason, count in report["left_out"].items()]
+        for length, count in store["lengths"].items():
+            bar = "#" * round(40 * count / largest)
+            lines.append(f"  {int(length):>10,}+ {count:>10,} {bar}")
+    for reason, count in report["left_out"].items():
+        lines.append(f"{count:,} {reason}")
     for reason, names in report.get("files_left_out", {}).items():  # reports of earlier versions have none
-        more = f" and {len(names) - NAMED:,} more (report.json)" if len(names) > NAMED else ""
-        lines.append(f"{reason}: {', '.join(names[:NAMED])}{more}")
+        line = f"{reason}: {', '.join(names[:NAMED])}"
+        if len(names) > NAMED:
+            line += f" and {len(names) - NAMED:,} more (report.json)"
+        lines.append(line)
     lines.append(f"{report['seconds']:.1f} seconds, {report['tokens_per_second']:,} tokens a second")
     return "\n".join(lines)
 
@@ -64,6 +66,7 @@ def format_report(report: Mapping[str, Any]) -> str:
 def _describe(store: TokenStore) -> dict[str, Any]:
     meta = store.meta
     powers, counts = np.unique(np.frexp(np.diff(store.offsets))[1] - 1, return_counts=True)
+    lengths = {str(2**power): count for power, count in zip(powers.tolist(), counts.tolist(), strict=True)}
     return {
         "documents": meta["documents"],
         "tokens": meta["tokens"],
@@ -71,5 +74,5 @@ def _describe(store: TokenStore) -> dict[str, Any]:
         "fingerprint": meta["fingerprint"],
         "begun": store.begun,  # documents that begin with the tokenizer's BOS token
         # Number of documents with at least this many tokens and less than twice as many.
-        "lengths": {str(2 ** int(power)): int(count) for power, count in zip(powers, counts, strict=True)},
+        "lengths": lengths,
     }

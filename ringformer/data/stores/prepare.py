@@ -85,7 +85,9 @@ def open_or_build(
     if not directory.is_dir() or not any(directory.iterdir()):
         snapshot = pinned(options.source)
         encoder = _encoder(replace(options, source=snapshot or options.source), tokenizer)
-        settings = asked | ({"snapshot": snapshot} if snapshot else {})
+        settings = dict(asked)
+        if snapshot:
+            settings["snapshot"] = snapshot
         try:
             return build_stores(directory, encoder, tokenizer, held_out=options.held_out, settings=settings)
         except OSError:
@@ -95,13 +97,12 @@ def open_or_build(
     train = TokenStore(directory / "train")
     check_folder(directory)
     built = train.meta["settings"]
-    always = {"tokenizer": tokenizer.name, "held_out": options.held_out}
-    asked = asked | always if "source" in built else always
+    if "source" not in built:
+        asked = {}
+    asked |= {"tokenizer": tokenizer.name, "held_out": options.held_out}
     if options.begin == "tokenizer" and "begin" not in built:
         asked.pop("begin", None)  # of an earlier version: `describe_earlier`
-    unset = {key: "" if type(asked.get(key)) is str else 0 for key in FINGERPRINTED_IF_SET}
-    built = unset | LATER | built
-    differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
+    differ = _differences(asked, built)
     if differ:
         raise ValueError(
             f"the token stores in {directory} were built with other options: {'; '.join(differ)}. "
@@ -110,12 +111,32 @@ def open_or_build(
         )
     changed = changed_files(options.source, json.loads((directory / "source.json").read_text()))
     if changed and "source" in built:
+        files = changed[0]
+        if len(changed) > 1:
+            files += f", and {len(changed) - 1} more"
         raise ValueError(
-            f"{options.source} is not what the token stores in {directory} were built from: {changed[0]}"
-            f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}. "
+            f"{options.source} is not what the token stores in {directory} were built from: {files}. "
             "To use them, restore the original files, or move the files away; to build others, choose another directory"
         )
-    return train, TokenStore(directory / "eval") if options.held_out else None
+    return train, _open_eval(directory, options.held_out)
+
+
+def _differences(asked: Mapping[str, Any], built: Mapping[str, Any]) -> list[str]:
+    """Describe the settings that differ from those that stores were built with."""
+    differ = []
+    for key, value in asked.items():
+        default: Any = None
+        if key in FINGERPRINTED_IF_SET:
+            default = "" if type(value) is str else 0
+        present = built.get(key, LATER.get(key, default))
+        if present != value:
+            differ.append(f"{key} is {present!r}, not {value!r}")
+    return differ
+
+
+def _open_eval(directory: Path, held_out: float) -> TokenStore | None:
+    """Open the eval store, which there is unless held_out=0."""
+    return TokenStore(directory / "eval") if held_out else None
 
 
 def build_stores(
@@ -149,33 +170,28 @@ def build_stores(
     settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
     if isinstance(encoder, DocumentEncoder):
         settings["begin"] = encoder.begins
-    fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
-    if settings.get("format") == "documents":
-        fingerprinted.pop("clean", None)
-    fingerprinted |= {key: settings[key] for key in FINGERPRINTED_IF_SET if settings.get(key)}
+    fingerprinted = _fingerprinted(settings)
+    names = ("train", "eval") if held_out else ("train",)
     start = time.perf_counter()
     with new_folder(directory) as building:
         files = source_state(settings["source"]) if "source" in settings else {}
         with ExitStack() as stack:
-            writers = {
-                name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, fingerprinted)))
-                for name in (("train", "eval") if held_out else ("train",))
-            }
+            writers: dict[str, StoreWriter] = {}
+            for name in names:
+                writer = StoreWriter(building / name, tokenizer, fingerprinted)
+                writers[name] = stack.enter_context(closing(writer))
             _write(encoder, held_out, writers)
+            total = sum(writer.documents for writer in writers.values())
             left_out = encoder.left_out
             for name, writer in writers.items():
                 if not writer.documents:
-                    total = sum(writer.documents for writer in writers.values())
-                    first = f"; the first that was skipped is {first}" if (first := encoder.malformed.first) else ""
-                    cause = f"left out: {dict(left_out)}{first}" if left_out.total() else "the source has none"
-                    if total:
-                        cause = "choose another --held_out (for a run: --config.data.held_out), or add documents"
+                    cause = _cause_of_no_document(total, encoder)
                     raise ValueError(
                         f"the {name} store would be empty: of {total} documents, held_out={held_out} sends none to "
                         f"it; {cause}"
                     )
                 writer.finish(skipped_empty=left_out["empty documents skipped"], settings=settings)
-        stores = {name: TokenStore(building / name) for name in writers}
+        stores = {name: TokenStore(building / name) for name in names}
         for store in stores.values():
             store.check.wait()
         report = make_report(stores, tokenizer, left_out, encoder.malformed.files, time.perf_counter() - start)
@@ -184,7 +200,31 @@ def build_stores(
         if tokenizer.files:
             (building / "tokenizer").mkdir()
             save_tokenizer(tokenizer, building / "tokenizer")
-    return TokenStore(directory / "train"), TokenStore(directory / "eval") if held_out else None
+    return TokenStore(directory / "train"), _open_eval(directory, held_out)
+
+
+def _fingerprinted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the settings that are part of a store's fingerprint."""
+    fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
+    if settings.get("format") == "documents":
+        fingerprinted.pop("clean", None)
+    for key in FINGERPRINTED_IF_SET:
+        if settings.get(key):
+            fingerprinted[key] = settings[key]
+    return fingerprinted
+
+
+def _cause_of_no_document(total: int, encoder: Encoder) -> str:
+    """Return the cause of an empty store, of `total` documents in all stores, or a way to fill it."""
+    if total:
+        return "choose another --held_out (for a run: --config.data.held_out), or add documents"
+    left_out = encoder.left_out
+    if not left_out.total():
+        return "the source has none"
+    cause = f"left out: {dict(left_out)}"
+    if encoder.malformed.first:
+        cause += f"; the first that was skipped is {encoder.malformed.first}"
+    return cause
 
 
 def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -196,12 +236,15 @@ def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
     common |= {"weight_field": options.weight_field, "encoding": options.encoding}
     common |= {"clean": ",".join(sorted(rules_of(options.clean, options.format)))}
     if options.format == "documents":
-        own = {key: getattr(options, key) for key in ("field", "skip_empty", *OF_DOCUMENTS)}
-        return common | own | {"begin": begins_documents(options.begin, tokenizer)}
-    chats = {"template": template_id(options.template, tokenizer), "chat_date": "", "chat_length": options.chat_length}
+        for key in ("field", "skip_empty", *OF_DOCUMENTS):
+            common[key] = getattr(options, key)
+        return common | {"begin": begins_documents(options.begin, tokenizer)}
+    common |= {"template": template_id(options.template, tokenizer)}
+    common |= {"chat_date": "", "chat_length": options.chat_length}
     if options.template == "tokenizer":
-        chats |= {key: getattr(options, key) for key in ("chat_date", "template_option", "rewritten")}
-    return common | chats
+        for key in ("chat_date", "template_option", "rewritten"):
+            common[key] = getattr(options, key)
+    return common
 
 
 def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
@@ -210,6 +253,9 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
     if options.format == "tokens":
         return TokenEncoder(options.source, options.split, tokenizer, options.skip_empty, malformed)
     if options.format == "documents":
+        change = None
+        if "html" in rules_of(options.clean, options.format):
+            change = extracted
         read = partial(
             read_documents,
             options.source,
@@ -221,12 +267,12 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
             encoding=options.encoding,
             any_bytes=isinstance(tokenizer, ByteTokenizer),
             join=options.join,
-            change=extracted if "html" in rules_of(options.clean, options.format) else None,
+            change=change,
         )
         documents = read(malformed=malformed)
         if options.compressibility_tails:
-            first_pass = read(malformed=_malformed(options))
-            documents.between = between_tails((d.text for d in first_pass), options.compressibility_tails)
+            texts = (document.text for document in read(malformed=_malformed(options)))
+            documents.between = between_tails(texts, options.compressibility_tails)
         return DocumentEncoder(
             documents,
             tokenizer,
@@ -268,11 +314,14 @@ def _write(encoder: Encoder, held_out: float, writers: dict[str, StoreWriter]) -
         task = progress.add_task("tokenize", total=None, documents=0)
         done = 0
         for encoded in _in_parallel(encoder):
+            tokens = 0
             for document in encoded:
-                held = int.from_bytes(document.digest[:8], "little") < held_out * 2**64
-                writers["eval" if held else "train"].add(*document)
+                is_held_out = int.from_bytes(document.digest[:8], "little") < held_out * 2**64
+                name = "eval" if is_held_out else "train"
+                writers[name].add(*document)
+                tokens += len(document.ids)
             done += len(encoded)
-            progress.update(task, advance=sum(len(document.ids) for document in encoded), documents=done)
+            progress.update(task, advance=tokens, documents=done)
 
 
 def _in_parallel(encoder: Encoder) -> Iterator[list[Encoded]]:

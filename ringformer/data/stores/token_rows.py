@@ -55,20 +55,33 @@ class TokenEncoder:
         """Yield batches of rows, each with its number of values."""
         columns = (IDS, LABELS, PADDING, *MASKS)
         for batch in read_tables(self.source, split=self.split, only=columns):
-            if twice := [name for name in columns if batch.columns.schema.names.count(name) > 1]:
-                raise ValueError(f"{batch.file} has {twice[0]!r} twice")
-            if IDS not in batch.columns.schema.names:
-                names = ", ".join(batch.columns.schema.names)
-                advice = self.malformed.suggest(batch.columns.slice(0, 1).to_pylist()[0]) if len(batch.columns) else ""
-                raise ValueError(f"{batch.file} has no column {IDS!r}; it has: {names}{advice and '. '}{advice}")
+            names = batch.columns.schema.names
+            for name in columns:
+                if names.count(name) > 1:
+                    raise ValueError(f"{batch.file} has {name!r} twice")
+            if IDS not in names:
+                raise ValueError(self._without_ids(batch))
             yield batch.columns.nbytes, batch
+
+    def _without_ids(self, batch: Batch) -> str:
+        """Return the error for a table without a column of tokens, with the formats that can read it."""
+        message = f"{batch.file} has no column {IDS!r}; it has: {', '.join(batch.columns.schema.names)}"
+        if len(batch.columns):
+            first = batch.columns.slice(0, 1).to_pylist()[0]
+            advice = self.malformed.suggest(first)
+            if advice:
+                message += f". {advice}"
+        return message
 
     @property
     def left_out(self) -> Counter[str]:
         return self._counts + self.malformed.counts
 
     def encode(self, group: Sequence[Batch]) -> list[Encoded]:
-        return [encoded for batch in group for encoded in self._readable_rows(batch)]
+        documents = []
+        for batch in group:
+            documents += self._readable_rows(batch)
+        return documents
 
     def _readable_rows(self, batch: Batch) -> list[Encoded]:
         """Return the documents of a batch. If a row of it is malformed, rows are read one by one to find all such."""
@@ -78,8 +91,11 @@ class TokenEncoder:
             if len(batch.columns) == 1 or not self.malformed.skip:
                 self.malformed(str(fault), fault.reason)
                 return []
-        rows = (Batch(batch.columns.slice(row, 1), batch.file, batch.first + row) for row in range(len(batch.columns)))
-        return [encoded for row in rows for encoded in self._readable_rows(row)]
+        documents = []
+        for row in range(len(batch.columns)):
+            alone = Batch(batch.columns.slice(row, 1), batch.file, batch.first + row)
+            documents += self._readable_rows(alone)
+        return documents
 
     def _rows(self, batch: Batch) -> Iterator[Encoded]:
         """Yield the documents of a batch. All columns of a batch are read at once."""
@@ -90,18 +106,21 @@ class TokenEncoder:
             ends = np.cumsum(lengths)
             lengths = np.diff(np.append(0, np.append(0, np.cumsum(kept))[ends]))
             ids = ids[kept]
-            trained = trained if trained is None else trained[kept]
+            if trained is not None:
+                trained = trained[kept]
         text_bytes = self.tokenizer.byte_lengths
         if ids.size and not 0 <= ids.min() <= ids.max() < len(text_bytes):
-            row = int(
-                np.searchsorted(np.cumsum(lengths), np.flatnonzero((ids < 0) | (ids >= len(text_bytes)))[0], "right")
-            )
+            outside = np.flatnonzero((ids < 0) | (ids >= len(text_bytes)))
+            row = _row_of(outside[0], lengths)
             raise MalformedRecord(
                 f"{batch.name(row)} has a token beyond the {len(text_bytes)} of tokenizer {self.tokenizer.name}: name "
                 "the one that made it with --tokenizer (for a run: --config.data.tokenizer)",
                 "a token that the tokenizer lacks",
             )
-        in_bytes = np.append(0, np.cumsum(text_bytes[ids] if trained is None else text_bytes[ids] * trained))
+        sizes = text_bytes[ids]
+        if trained is not None:
+            sizes = sizes * trained
+        in_bytes = np.append(0, np.cumsum(sizes))
         end = np.int32(self.tokenizer.eos_id)
         start = 0
         counts = Counter[str]()
@@ -121,10 +140,13 @@ class TokenEncoder:
             if document[-1] != end:
                 counts["end tokens added to rows without one"] += 1
                 document = np.append(document, end)
-                mask = None if mask is None else np.append(mask, mask[-1])
+                if mask is not None:
+                    mask = np.append(mask, mask[-1])
             digest = hashlib.blake2b(document.tobytes(), digest_size=8).digest()  # decides whether it is held out
-            masked = hashlib.blake2b(b"" if mask is None else mask.tobytes(), digest_size=8, key=digest).digest()
-            yield Encoded(document, mask, size, digest + masked)
+            masked = hashlib.blake2b(digest_size=8, key=digest)
+            if mask is not None:
+                masked.update(mask.tobytes())
+            yield Encoded(document, mask, size, digest + masked.digest())
         with self._lock:
             self._counts += counts
 
@@ -134,8 +156,9 @@ class TokenEncoder:
         if LABELS in names:
             labels, _ = _values(batch, LABELS, lengths)
             trained = labels != MASKED
-            if (differ := np.flatnonzero(trained & (labels != ids))).size:
-                row = int(np.searchsorted(np.cumsum(lengths), differ[0], "right"))
+            differ = np.flatnonzero(trained & (labels != ids))
+            if differ.size:
+                row = _row_of(differ[0], lengths)
                 raise MalformedRecord(
                     f"{LABELS} of {batch.name(row)} are neither its {IDS} nor {MASKED}; they must not be "
                     "shifted, because training shifts them",
@@ -145,7 +168,15 @@ class TokenEncoder:
         masks = [name for name in MASKS if name in names]
         if len(masks) > 1:
             raise ValueError(f"{batch.file} has {' and '.join(masks)}: keep the column that says what is trained on")
-        return _values(batch, masks[0], lengths)[0] != 0 if masks else None
+        if not masks:
+            return None
+        mask, _ = _values(batch, masks[0], lengths)
+        return mask != 0
+
+
+def _row_of(place: int, lengths: np.ndarray) -> int:
+    """Return the row that has the value at a place of all values, one row after the other."""
+    return int(np.searchsorted(np.cumsum(lengths), place, "right"))
 
 
 def _values(batch: Batch, name: str, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -164,7 +195,8 @@ def _values(batch: Batch, name: str, lengths: np.ndarray | None = None) -> tuple
         raise ValueError(f"column {name!r} of {batch.file} holds {kind}, not lists of whole numbers")
     values = column.flatten()
     if column.null_count or values.null_count:
-        row = next(i for i, value in enumerate(column.to_pylist()) if value is None or None in value)
+        has_missing = [value is None or None in value for value in column.to_pylist()]
+        row = has_missing.index(True)
         raise MalformedRecord(f"column {name!r} of {batch.name(row)} has missing values", "missing values")
     try:
         flat = values.cast(pa.int32()).to_numpy(zero_copy_only=False)
@@ -172,8 +204,8 @@ def _values(batch: Batch, name: str, lengths: np.ndarray | None = None) -> tuple
         place = f"column {name!r} of {batch.file}, from row {batch.first}"
         raise MalformedRecord(f"{place}: {error}", "a number that is no token") from None
     own = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-    if lengths is not None and (differ := np.flatnonzero(own != lengths)).size:
-        row = int(differ[0])
+    if lengths is not None and (own != lengths).any():
+        row = int(np.flatnonzero(own != lengths)[0])
         raise MalformedRecord(
             f"{batch.name(row)} has {lengths[row]} {IDS} and {own[row]} {name}", "columns of other lengths"
         )

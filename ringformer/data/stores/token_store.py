@@ -54,7 +54,9 @@ class TokenStore:
         try:
             self.meta: dict[str, Any] = read_meta(self.path / "store.json")
         except FileNotFoundError:
-            what = "an unfinished token store (no store.json)" if self.path.is_dir() else "no token store"
+            what = "no token store"
+            if self.path.is_dir():
+                what = "an unfinished token store (no store.json)"
             raise FileNotFoundError(f"there is {what} at {self.path}; build one with ringformer data prepare") from None
         settings = self.meta["settings"]
         self.has_documents: bool = settings.get("format", "documents") == "documents"
@@ -66,17 +68,19 @@ class TokenStore:
         check_files(self.path, files, read=lambda name: False)
         self.offsets: np.ndarray = np.load(io.BytesIO(verified(self.path / "offsets.npy", files["offsets.npy"][1])))
         self.tokens: CheckedArray = CheckedArray(self.path / "tokens.bin", np.dtype(self.meta["dtype"]))
-        self.mask: CheckedArray | None = (
-            CheckedArray(self.path / "mask.bin", np.dtype(np.uint8)) if "mask.bin" in files else None
-        )
-        self.check: ContentCheck = ContentCheck(
-            self.path, {array: files[array.path.name][1] for array in (self.tokens, self.mask) if array is not None}
-        )
+        self.mask: CheckedArray | None = None
+        hashes = {self.tokens: files["tokens.bin"][1]}
+        if "mask.bin" in files:
+            self.mask: CheckedArray | None = CheckedArray(self.path / "mask.bin", np.dtype(np.uint8))
+            hashes[self.mask] = files["mask.bin"][1]
+        self.check: ContentCheck = ContentCheck(self.path, hashes)
 
     def names(self) -> list[str]:
         """Read the paths of the documents; empty if they are not files, or the store is of an earlier version."""
         path = self.path / NAMES
-        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
+        if not path.is_file():
+            return []
+        return [json.loads(line) for line in path.read_bytes().splitlines()]
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ValueError if the store has ids beyond a model's vocabulary of `vocab_size` rows."""
@@ -128,14 +132,17 @@ class StoreWriter:
         Raises:
           ValueError: for an id that the tokenizer's vocabulary does not have.
         """
-        least, largest = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
-        if least < 0 or largest >= self._tokenizer.vocab_size:
-            raise ValueError(
-                f"tokenizer {self._tokenizer.name} made the id {least if least < 0 else largest} of "
-                f"document {self.documents}; its vocabulary has {self._tokenizer.vocab_size}"
-            )
-        self._largest_id = max(self._largest_id, largest)
-        self._begun += bool(len(ids)) and int(ids[0]) == self._tokenizer.bos_id
+        if len(ids):
+            least = int(ids.min())
+            largest = int(ids.max())
+            if least < 0 or largest >= self._tokenizer.vocab_size:
+                outside = least if least < 0 else largest
+                raise ValueError(
+                    f"tokenizer {self._tokenizer.name} made the id {outside} of "
+                    f"document {self.documents}; its vocabulary has {self._tokenizer.vocab_size}"
+                )
+            self._largest_id = max(self._largest_id, largest)
+            self._begun += int(ids[0]) == self._tokenizer.bos_id
         self._tokens.write(ids.astype(self._dtype).tobytes())
         if trained is not None:
             if self._mask is None:
@@ -164,7 +171,7 @@ class StoreWriter:
             (self._folder / self._mask.name).unlink()  # labels that are all tokens
             self._mask = None
         if self._mask is not None and self._trained in (0, tokens):
-            what = "none" if self._trained == 0 else "all"
+            what = "all" if self._trained else "none"
             of = f"{self._folder.name} store's"
             what_of = "conversations"
             reason = "instead of the answers and their end tokens: check the chat template, the roles, and chat_length"
