@@ -68,7 +68,9 @@ class Cleaning:
     def _turns(self, messages: Iterable[Message]) -> list[Message]:
         messages = list(messages)
         before, turns = split_turns(messages)
-        first = next((i for i, message in enumerate(turns) if message.role == "user"), len(turns))
+        first = 0
+        while first < len(turns) and turns[first].role != "user":
+            first += 1
         self.counts["turns dropped: before the first question"] += first
         kept: list[Message] = []
         for i, message in enumerate(turns[first:], first):
@@ -83,7 +85,9 @@ class Cleaning:
         while kept and kept[-1].role != "assistant":
             self.counts["turns dropped: a question without an answer"] += 1
             kept.pop()
-        return [*before, *kept] if kept else []
+        if not kept:
+            return []
+        return [*before, *kept]
 
     def _markdown(self, message: Message) -> Message:
         if "html" not in self._rules or message.role != "assistant" or not is_html(message.content):
@@ -135,7 +139,8 @@ def follows(turns: Sequence[Message], message: Message) -> bool:
 
 def parse_rules(text: str) -> frozenset[str]:
     """Parse rules such as "html,duplicate". Raises ValueError for an unknown one."""
-    rules = frozenset(rule.strip() for rule in text.split(",") if rule.strip())
+    names = frozenset(map(str.strip, text.split(",")))
+    rules = names - {""}
     unknown = sorted(rules - set(RULES))
     if unknown:
         raise ValueError(f"unknown cleaning rule {unknown[0]!r}; known: {', '.join(RULES)}")
@@ -144,9 +149,14 @@ def parse_rules(text: str) -> frozenset[str]:
 
 def content_digest(messages: Iterable[Message]) -> bytes:
     """Hash the messages to 16 bytes, independent of the file they came from."""
-    texts = [(message.role, f"{message.content}{message.extra}".encode()) for message in messages]
-    frame = " ".join(f"{role} {len(text)}" for role, text in texts)
-    return hashlib.blake2b(b"".join([frame.encode(), *(text for _, text in texts)]), digest_size=16).digest()
+    frame = []
+    texts = []
+    for message in messages:
+        text = f"{message.content}{message.extra}".encode()
+        frame.append(f"{message.role} {len(text)}")
+        texts.append(text)
+    content = " ".join(frame).encode() + b"".join(texts)
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def is_html(text: str) -> bool:
@@ -175,8 +185,12 @@ def to_markdown(html: str) -> str:
         code_language_callback=lambda block: block.get("data-language", ""),
     )
     text = converter.convert_soup(page)
-    parts = re.split(r"(^```.*?^```[^\S\n]*$)", text, flags=re.DOTALL | re.MULTILINE)
-    return "".join(p if p.startswith("```") else re.sub(r"\n{3,}", "\n\n", p) for p in parts).strip()
+    parts = []
+    for part in re.split(r"(^```.*?^```[^\S\n]*$)", text, flags=re.DOTALL | re.MULTILINE):
+        if not part.startswith("```"):
+            part = re.sub(r"\n{3,}", "\n\n", part)
+        parts.append(part)
+    return "".join(parts).strip()
 
 
 def _language(code) -> str:
@@ -189,8 +203,9 @@ def _unprintable(text: str) -> float:
     """Return the share of characters that are not printable."""
     if text.isascii():
         return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
-    candidates = (match[0] for match in _NOT_PLAIN.finditer(text))  # a list would take 80 bytes per character
-    bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in candidates)
+    bad = 0
+    for match in _NOT_PLAIN.finditer(text):  # a list would take 80 bytes per character
+        bad += match[0] == "\ufffd" or unicodedata.category(match[0]) in ("Cc", "Cn", "Co", "Cs")
     return bad / max(len(text), 1)
 
 
@@ -201,4 +216,6 @@ def _latin(text: str) -> float:
         if c.isalpha():
             letters += 1
             latin += c.isascii() or unicodedata.name(c, "").startswith("LATIN")
-    return latin / letters if letters else 1.0
+    if not letters:
+        return 1.0
+    return latin / letters

@@ -22,17 +22,20 @@ def encode_answers(tokenizer: Tokenizer, chats: Sequence[Sequence[Segment]]) -> 
     its answer. The result is an error for a sequence that the tokenizer cannot encode in two pieces."""
     encoded = tokenizer.encode_chats(chats)
     headers = [_headers(chat) for chat in chats]
-    distinct = list({header for of_chat in headers for header in of_chat.values()})
-    ids_of_headers = [ids for ids, _ in tokenizer.encode_chats(distinct)]
-    header_ids = dict(zip(distinct, ids_of_headers, strict=True))
+    distinct: set[tuple[Segment, ...]] = set()
+    for of_chat in headers:
+        distinct.update(of_chat.values())
+    header_ids = {}
+    for header, (ids, _) in zip(distinct, tokenizer.encode_chats(list(distinct)), strict=True):
+        header_ids[header] = ids
     results: list[Encoded | ValueError] = []
     for chat, whole, of_chat in zip(chats, encoded, headers, strict=True):
-        begins = np.flatnonzero(np.diff(whole[1].astype(np.int8), prepend=0) == 1)
-        joined = [
-            place
-            for (place, header), begin in zip(of_chat.items(), begins, strict=True)
-            if not _ends_with(whole[0][:begin], header_ids[header])
-        ]
+        all_ids, trained = whole
+        begins = np.flatnonzero(np.diff(trained.astype(np.int8), prepend=0) == 1)
+        joined = []
+        for (place, header), begin in zip(of_chat.items(), begins, strict=True):
+            if not _ends_with(all_ids[:begin], header_ids[header]):
+                joined.append(place)
         results.append(_apart(tokenizer, chat, whole, joined) if joined else whole)
     return results
 
@@ -60,8 +63,8 @@ def _apart(
     """Encode a sequence in pieces that begin at `places`."""
     bounds = [0, *places, len(chat)]
     pieces = [chat[begin:end] for begin, end in itertools.pairwise(bounds)]
-    encoded = tokenizer.encode_chats(pieces)
-    ids = np.concatenate([ids for ids, _ in encoded])
+    ids_of_pieces, masks_of_pieces = zip(*tokenizer.encode_chats(pieces), strict=True)
+    ids = np.concatenate(ids_of_pieces)
     if tokenizer.decode(ids) != tokenizer.decode(whole[0]):
         first = places[0]
         return ValueError(
@@ -69,4 +72,4 @@ def _apart(
             f"its prompt, {chat[first - 1].text[-20:]!r}: let the answer begin with its first word, or choose a "
             "template whose prompt ends otherwise"
         )
-    return ids, np.concatenate([trained for _, trained in encoded])
+    return ids, np.concatenate(masks_of_pieces)

@@ -129,7 +129,8 @@ def read_chats(
             messages = read_messages(record, chat_format)
             weight = weight_of(record, weight_field)
         except MalformedRecord as fault:
-            malformed(f"{name}: {fault}", fault.reason, record if fault.reason == OTHER_SHAPE else None)
+            unreadable = record if fault.reason == OTHER_SHAPE else None
+            malformed(f"{name}: {fault}", fault.reason, unreadable)
             continue
         yield Conversation(messages, name, weight)
 
@@ -149,13 +150,13 @@ def read_messages(record: dict[str, Any], chat_format: ChatFormat) -> tuple[Mess
     shape = FORMATS[chat_format]
     if isinstance(shape, Instructions):
         return _messages(_instruction(record, shape), record if shape.lists else {}, TURNS)
-    given = [key for key in shape.turns if record.get(key)]
-    if len(given) > 1:
-        raise MalformedRecord(f"it has {' and '.join(map(repr, given))}: keep one of them", OTHER_SHAPE)
-    key = next((key for key in shape.turns if record.get(key) is not None), shape.turns[0])
-    turns = record.get(key)
+    _given_key(record, shape.turns, "one of them")
+    turns = None
+    for key in shape.turns:
+        if turns is None:
+            turns = record.get(key)
     if not isinstance(turns, list):
-        names = " or ".join(repr(name) for name in shape.turns)
+        names = " or ".join(map(repr, shape.turns))
         raise MalformedRecord(f"no list {names}; it has: {', '.join(record) or 'nothing'}", OTHER_SHAPE)
     messages = _messages(turns, record, shape)
     if not record.get("system"):
@@ -163,66 +164,89 @@ def read_messages(record: dict[str, Any], chat_format: ChatFormat) -> tuple[Mess
     system = _message({shape.role: "system", shape.text: record["system"]}, "'system'", shape)
     if any(message.role == "system" for message in messages):
         raise MalformedRecord("it has a 'system' and a turn of the system: keep one of them", OTHER_SHAPE)
-    tools = [message for message in messages if message.role == "tools"]
-    return (*tools, system, *messages[len(tools) :])
+    first_turn = int(bool(messages) and messages[0].role == "tools")
+    return (*messages[:first_turn], system, *messages[first_turn:])
+
+
+def _given_key(record: dict[str, Any], keys: Sequence[str], keep: str) -> str:
+    """Return the one of the keys that has a value, or the first if none has. Raises MalformedRecord, with what to keep,
+    if several have one."""
+    given = [key for key in keys if record.get(key)]
+    if len(given) > 1:
+        raise MalformedRecord(f"it has {' and '.join(map(repr, given))}: keep {keep}", OTHER_SHAPE)
+    return given[0] if given else keys[0]
 
 
 def _instruction(record: dict[str, Any], shape: Instructions) -> list[Any]:
     """Return the turns of a record with a question and an answer. Either may be a list of messages, of which the
     question's are not trained on."""
-    given = [key for key in shape.answers if record.get(key)]
-    if len(given) > 1:
-        raise MalformedRecord(f"it has {' and '.join(map(repr, given))}: keep the one that is the answer", OTHER_SHAPE)
-    answer_key = given[0] if given else shape.answers[0]
-    keys = ("system", shape.question, *shape.more, answer_key)
-    values = {key: record.get(key) or "" for key in keys}
-    for key, value in values.items():
-        if type(value) is not str and not (type(value) is list and shape.lists and key in (shape.question, answer_key)):
+    answer_key = _given_key(record, shape.answers, "the one that is the answer")
+    needed = {shape.question: repr(shape.question), answer_key: " or ".join(map(repr, shape.answers))}
+    values: dict[str, Any] = {}
+    for key in ("system", shape.question, *shape.more, answer_key):
+        value = record.get(key) or ""
+        may_be_list = shape.lists and key in needed
+        if type(value) is not str and not (type(value) is list and may_be_list):
             raise MalformedRecord(f"{key!r} is {type(value).__name__}, not text", OTHER_SHAPE)
-        if not value and key in (shape.question, answer_key):
-            missing = repr(key) if key == shape.question else " or ".join(map(repr, shape.answers))
-            raise MalformedRecord(f"no {missing}; it has: {', '.join(record) or 'nothing'}", OTHER_SHAPE)
+        if not value and key in needed:
+            raise MalformedRecord(f"no {needed[key]}; it has: {', '.join(record) or 'nothing'}", OTHER_SHAPE)
+        values[key] = value
+    turns: list[Any] = []
+    if values["system"]:
+        turns.append({"role": "system", "content": values["system"]})
+    turns += _history(record)
     question = values[shape.question]
-    answer = values[answer_key]
     if isinstance(question, str):
-        text = "\n\n".join(filter(None, (question, *(values[key] for key in shape.more))))
-        question = [{"role": "user", "content": text}]
+        more = [values[key] for key in shape.more]
+        turns.append({"role": "user", "content": "\n\n".join(filter(None, [question, *more]))})
     else:
-        question = [turn | {"weight": 0} if _is_answer(turn) else turn for turn in question]
+        turns += map(_untrained, question)
+    answer = values[answer_key]
     if isinstance(answer, str):
-        answer = [{"role": "assistant", "content": answer}]
-    system = [{"role": "system", "content": values["system"]}] if values["system"] else []
-    return [*system, *_history(record), *question, *answer]
+        turns.append({"role": "assistant", "content": answer})
+    else:
+        turns += answer
+    return turns
 
 
 def _history(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the turns of earlier pairs of question and answer."""
     turns = []
     pairs = record.get("history") or []
-    for pair in pairs if isinstance(pairs, list) else [pairs]:
-        if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
+    if not isinstance(pairs, list):
+        pairs = [pairs]
+    for pair in pairs:
+        if not isinstance(pair, list) or list(map(type, pair)) != [str, str]:
             raise MalformedRecord("its 'history' is not a list of [question, answer] pairs", OTHER_SHAPE)
         question, answer = pair
         turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return turns
 
 
-def _is_answer(turn: Any) -> bool:
-    return isinstance(turn, dict) and turn.get("role") == "assistant"
+def _untrained(turn: Any) -> Any:
+    """Return a turn with weight 0 if it is an answer."""
+    if isinstance(turn, dict) and turn.get("role") == "assistant":
+        return turn | {"weight": 0}
+    return turn
 
 
 def _messages(turns: list[Any], record: dict[str, Any], shape: Turns) -> tuple[Message, ...]:
     if record.get("functions"):
         raise MalformedRecord("it has 'functions', OpenAI's old form: write them as tools", WRONG_TOOLS)
     tools = record.get("tools")
-    try:
-        tools = json.loads(tools) if isinstance(tools, str) and tools else tools
-    except ValueError:
-        raise MalformedRecord("its 'tools' are not JSON", WRONG_TOOLS) from None
-    if tools and not isinstance(tools, list):
-        raise MalformedRecord(f"its 'tools' are {type(tools).__name__}, not a list", WRONG_TOOLS)
-    messages = [Message("tools", json.dumps(_without_nulls(tools)))] if tools else []
-    return (*messages, *(_message(turn, f"turn {i}", shape) for i, turn in enumerate(turns)))
+    if isinstance(tools, str) and tools:
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            raise MalformedRecord("its 'tools' are not JSON", WRONG_TOOLS) from None
+    messages = []
+    if tools:
+        if not isinstance(tools, list):
+            raise MalformedRecord(f"its 'tools' are {type(tools).__name__}, not a list", WRONG_TOOLS)
+        messages.append(Message("tools", json.dumps(_without_nulls(tools))))
+    for i, turn in enumerate(turns):
+        messages.append(_message(turn, f"turn {i}", shape))
+    return tuple(messages)
 
 
 def _message(turn: Any, name: str, shape: Turns) -> Message:
@@ -235,8 +259,10 @@ def _message(turn: Any, name: str, shape: Turns) -> Message:
     if turn.get("refusal"):
         raise MalformedRecord(f"{name} has a 'refusal' beside its {shape.text!r}: make it the text", NO_TEXT)
     role: Any = turn[shape.role]
-    known_role = ROLES.get(role) if type(role) is str else None
-    extra = _extra(turn, EXTRA[known_role] if known_role else (), name)
+    keys: tuple[str, ...] = ()
+    if type(role) is str and role in ROLES:
+        keys = EXTRA[ROLES[role]]
+    extra = _extra(turn, keys, name)
     text: Any = _joined(turn.get(shape.text), name)
     if text is None and "tool_calls" in extra:
         text = ""
@@ -249,11 +275,13 @@ def _message(turn: Any, name: str, shape: Turns) -> Message:
         text.encode()
     except UnicodeEncodeError as error:
         raise MalformedRecord(f"{name} cannot be written as UTF-8: {error}", "not valid Unicode") from None
-    if (weight := turn.get("weight")) not in (None, 0, 1):
+    weight = turn.get("weight")
+    if weight not in (None, 0, 1):
         raise MalformedRecord(
             f"the 'weight' of {name} is {reprlib.repr(weight)}; it must be 0 or 1", "a message with a wrong weight"
         )
-    return Message(ROLES[role], text, json.dumps(extra) if extra else "", weight != 0)
+    extra_json = json.dumps(extra) if extra else ""
+    return Message(ROLES[role], text, extra_json, weight != 0)
 
 
 def _joined(content: Any, name: str) -> Any:
@@ -285,7 +313,8 @@ def _extra(turn: Mapping[str, Any], keys: Sequence[str], name: str) -> dict[str,
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or type(function.get("name")) is not str:
             raise MalformedRecord(f"a call of {name} has no function with a name", WRONG_TOOLS)
-        if type(arguments := function.get("arguments")) is str:  # OpenAI writes JSON text, templates read objects
+        arguments = function.get("arguments")
+        if type(arguments) is str:  # OpenAI writes JSON text, templates read objects
             try:
                 function["arguments"] = json.loads(arguments)
             except ValueError:
@@ -299,4 +328,6 @@ def _without_nulls(value: Any) -> Any:
     """Return a JSON value without the keys that have no value: tables give every object the keys of all."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return list(map(_without_nulls, value))
+    return value

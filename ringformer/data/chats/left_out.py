@@ -34,9 +34,9 @@ def part_left_out(
       shown: returns texts of an answer in its own turn, given its place in `messages`; one of them has all of it.
     """
     in_prompt = _squeezed(introduction)
-    for text in _texts(tools or []):
-        if _place(text, in_prompt) is None:
-            return f"{_excerpt(text)} of the tools"
+    missing = _first_absent(_texts(tools or []), in_prompt)
+    if missing is not None:
+        return f"{_excerpt(missing)} of the tools"
     squeezed = _squeezed(whole)
     reached = 0
     for number, message in enumerate(messages):
@@ -44,11 +44,10 @@ def part_left_out(
         if role == "assistant":
             missing = _left_out_of_answer(message, shown(number))
         elif role == "system":  # templates move it, and may write it in prompts alone
-            parts = (message["content"], message.get("name", ""))
-            missing = next((x for x in parts if _place(x, in_prompt) is None and _place(x, squeezed) is None), None)
+            missing = _first_absent([message["content"], message.get("name", "")], in_prompt, squeezed)
         else:
-            parts = (message.get("name", "") if role == "user" else "", message["content"])
-            missing = next((x for x in parts if _place(x, squeezed, reached) is None), None)
+            name = message.get("name", "") if role == "user" else ""
+            missing = _first_absent([name, message["content"]], squeezed, start=reached)
             reached = _place(message["content"], squeezed, reached) or reached
         if missing is not None:
             return f"{_excerpt(missing)} of turn {number} ({role})"
@@ -57,14 +56,23 @@ def part_left_out(
 
 def _left_out_of_answer(message: dict[str, Any], texts: Iterable[str]) -> str | None:
     """Return a text of an answer's message that is in none of the renderings, or in none with the others."""
-    parts = list(_texts({key: value for key, value in message.items() if key != "role"}))
+    content = dict(message)
+    del content["role"]
+    parts = list(_texts(content))
     missing = None
     for rendering in texts:
-        squeezed = _squeezed(rendering)
-        missing = next((part for part in parts if _place(part, squeezed) is None), None)
+        missing = _first_absent(parts, _squeezed(rendering))
         if missing is None:
             return None
     return missing
+
+
+def _first_absent(parts: Iterable[str], *texts: str, start: int = 0) -> str | None:
+    """Return the first part that is in none of the texts without white space; None if there is no such part."""
+    for part in parts:
+        if all(_place(part, text, start) is None for text in texts):
+            return part
+    return None
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -100,4 +108,6 @@ def _squeezed(text: str) -> str:
 
 
 def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= EXCERPT else f"{text[:EXCERPT]}...")
+    if len(text) > EXCERPT:
+        text = f"{text[:EXCERPT]}..."
+    return repr(text)

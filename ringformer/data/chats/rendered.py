@@ -26,7 +26,8 @@ def checked_segments(answer: Any, _messages: Sequence[Message], tokenizer: Token
         for text, trained, control in answer:
             if (type(text), type(trained), type(control)) != (str, bool, bool):
                 raise TypeError
-            segments.append(Segment(text, trained, tokenizer.controls[text] if control else None))
+            token = tokenizer.controls[text] if control else None
+            segments.append(Segment(text, trained, token))
     except (TypeError, ValueError, KeyError) as error:
         raise EOFError from error
     return segments
@@ -35,7 +36,8 @@ def checked_segments(answer: Any, _messages: Sequence[Message], tokenizer: Token
 def checked_sequences(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) -> list[Rendered]:
     """Return the sequences of a conversation that the worker has sent. Each has the numbers of its answers, and no
     answer is in two of them. Raises EOFError for another value, as `checked_segments` does."""
-    left = set(range(sum(message.role == "assistant" for message in messages)))
+    answers = sum(message.role == "assistant" for message in messages)
+    left = set(range(answers))
     sequences = []
     try:
         for sequence in answer:

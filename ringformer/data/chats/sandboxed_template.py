@@ -50,7 +50,8 @@ def make_sandbox(chat_date: str | None) -> Any:
         raise TemplateError(message)
 
     def strftime_now(format):
-        return (datetime.fromisoformat(chat_date) if chat_date else datetime.now()).strftime(format)
+        date = datetime.fromisoformat(chat_date) if chat_date else datetime.now()
+        return date.strftime(format)
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -104,7 +105,7 @@ class ChatTemplate:
         self._values = values | (options or {})
         self._controls = controls
         names = sorted(controls, key=len, reverse=True)
-        self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")").split if names else lambda text: [text]
+        self._control = re.compile("(" + "|".join(map(re.escape, names)) + ")")
         self._output = output
         self.tools: list[Any] | None = None
         """Functions that the conversation at hand may call."""
@@ -120,8 +121,13 @@ class ChatTemplate:
 
     def read(self, conversation: list[list[Any]]) -> list[dict[str, Any]]:
         """Return the messages of a conversation as templates read them, and keep its tools for `render`."""
-        turns = [{"role": role, "content": text} | json.loads(extra or "{}") for role, text, extra, *_ in conversation]
-        tools = json.loads(turns.pop(0)["content"]) if turns and turns[0]["role"] == "tools" else None
+        tools = None
+        turns = []
+        for role, text, extra, *_ in conversation:
+            if role == "tools" and not turns:
+                tools = json.loads(text)
+            else:
+                turns.append({"role": role, "content": text} | json.loads(extra or "{}"))
         self.tools = self._broken(tools)
         return self._broken(turns)
 
@@ -131,13 +137,19 @@ class ChatTemplate:
         for piece, trained in pieces:
             for i, part in enumerate(self._split(piece)):
                 is_control = bool(i % 2)
-                if part:
-                    parts.append((part if is_control else part.replace(BREAK, ""), trained, is_control))
+                if is_control:
+                    parts.append((part, trained, True))
+                elif part:
+                    parts.append((part.replace(BREAK, ""), trained, False))
         return parts
 
     def controls_in(self, text: str) -> list[str]:
         """Return the control tokens in a text."""
         return self._split(text)[1::2]
+
+    def _split(self, text: str) -> list[str]:
+        """Split a text into other text and control tokens, alternately."""
+        return self._control.split(text) if self._controls else [text]
 
     def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = False) -> str:
         """Render messages that `read` returned, with START and STOP around the template's `generation` blocks."""
@@ -159,7 +171,7 @@ class ChatTemplate:
         if isinstance(value, dict):
             return {self._broken(key): self._broken(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._broken(item) for item in value]
+            return list(map(self._broken, value))
         if isinstance(value, str):
             for name in self._controls:
                 value = value.replace(name, name[0] + BREAK + name[1:])
@@ -177,12 +189,16 @@ def size_of(value: Any) -> int:
         return sum(size_of(item) for key, item in value.items() if key != "role")
     if isinstance(value, list):
         return sum(map(size_of, value))
-    return len(value) if isinstance(value, str) else 0
+    if isinstance(value, str):
+        return len(value)
+    return 0
 
 
 def describe(error: Exception) -> str:
     """Return the message of an error, preceded by the error's type unless the template chose the message."""
     from jinja2 import TemplateError
 
-    words = str(error) if isinstance(error, TemplateError | Refused) else f"{type(error).__name__}: {error}"
+    words = str(error)
+    if not isinstance(error, TemplateError | Refused):
+        words = f"{type(error).__name__}: {words}"
     return words[:1000]

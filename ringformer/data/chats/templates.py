@@ -74,7 +74,9 @@ def parse_template_option(text: str) -> dict[str, Any]:
     Raises ValueError for a part without a name and a value, and for a name that is set twice or is not free.
     """
     values: dict[str, Any] = {}
-    for part in text.split(",") if text else ():
+    if not text:
+        return values
+    for part in text.split(","):
         name, equals, value = part.strip().partition("=")
         if not (equals and name.isidentifier()):
             raise ValueError(f"template_option={text!r}: {part!r} is not like enable_thinking=false")
@@ -126,7 +128,7 @@ def load_template(
         answers = sum(message.role == "assistant" for message in messages)
         return [Rendered(render(tokenizer, messages), tuple(range(answers)))]
 
-    return Template(lambda conversations: [rendered(messages) for messages in conversations])
+    return Template(lambda conversations: list(map(rendered, conversations)))
 
 
 def templates_for(tokenizer: Tokenizer) -> list[TemplateName]:
@@ -155,7 +157,9 @@ def template_name(template: str) -> str:
 
 def _vicuna(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[Segment]:
     system, turns = _split_system(messages)
-    segments = [*_begin(tokenizer), Segment(f"{VICUNA_SYSTEM if system is None else system} ")]
+    if system is None:
+        system = VICUNA_SYSTEM
+    segments = [*_begin(tokenizer), Segment(f"{system} ")]
     for role, content, *_ in turns:
         if role == "user":
             segments.append(Segment(f"USER: {content} ASSISTANT: "))
@@ -203,7 +207,9 @@ TEMPLATES: dict[TemplateName, Callable[[Tokenizer, Sequence[Message]], list[Segm
 
 
 def _begin(tokenizer: Tokenizer) -> list[Segment]:
-    return [] if tokenizer.bos_id is None else [Segment("<s>", control=tokenizer.bos_id)]
+    if tokenizer.bos_id is None:
+        return []
+    return [Segment("<s>", control=tokenizer.bos_id)]
 
 
 def _end(tokenizer: Tokenizer) -> Segment:

@@ -69,10 +69,11 @@ class JinjaTemplate:
         names = {key: name for key, name in tokenizer.config.items() if key.endswith("_token")}
         for key, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
             if names.get(key) is None:
-                names[key] = next((name for name, i in tokenizer.controls.items() if i == token), "")
+                names[key] = _control_name(tokenizer, token)
+        values = {key: name for key, name in names.items() if name is not None}
         template = {
             "source": _source(tokenizer),
-            "values": {key: name for key, name in names.items() if name is not None},
+            "values": values,
             "options": options,
             "controls": list(tokenizer.controls),
             "chat_date": chat_date,
@@ -113,7 +114,7 @@ class JinjaTemplate:
         """Return the results of the first conversations, at least one; the last result may be an error that says that
         the process has ended. `checked` makes a result of an answer of the process."""
         results: list[Result | ValueError] = []
-        sizes = [sum(len(m.content) + len(m.extra) for m in messages) for messages in conversations]
+        sizes = list(map(_characters, conversations))
         with self._lock:
             worker = self._worker
             if worker is None or not worker.own:
@@ -149,6 +150,18 @@ class JinjaTemplate:
 
 def _named(tokenizer: Tokenizer) -> str:
     return f"the chat template of tokenizer {tokenizer.name}"
+
+
+def _control_name(tokenizer: Tokenizer, token: int | None) -> str:
+    """Return the name of a control token; empty if there is none."""
+    for name, i in tokenizer.controls.items():
+        if i == token:
+            return name
+    return ""
+
+
+def _characters(messages: Sequence[Message]) -> int:
+    return sum(len(message.content) + len(message.extra) for message in messages)
 
 
 class Worker:

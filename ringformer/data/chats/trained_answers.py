@@ -72,14 +72,16 @@ def sequences_of(template: ChatTemplate, conversation: list[list[Any]]) -> list[
         before = without_marks(template.render(messages[:place]))
         yield answer.text[min(answer.start, len(before)) :]
 
-    if missing := part_left_out(messages, template.tools, introduction, whole, shown):
+    missing = part_left_out(messages, template.tools, introduction, whole, shown)
+    if missing:
         raise Refused(
             f"leaves out {missing.replace(BREAK, '')}: remove it from the record, or choose a template that writes it"
         )
-    return [
-        {"parts": template.at_controls(_pieces(sequence)), "answers": [answer.number for answer in sequence.answers]}
-        for sequence in _grouped(whole, answers, is_trained)
-    ]
+    sequences = []
+    for sequence in _grouped(whole, answers, is_trained):
+        numbers = [answer.number for answer in sequence.answers]
+        sequences.append({"parts": template.at_controls(_pieces(sequence)), "answers": numbers})
+    return sequences
 
 
 def _grouped(whole: str, answers: list[Answer], is_trained: list[bool]) -> list[Sequence]:
@@ -185,7 +187,7 @@ def _continued(
     content = messages[-1]["content"].strip()
     begins = opening.strip()
     stop = _stop(template, rendered, same, end)
-    token = template.controls_in(rendered[same:stop])[-1] if stop else ""
+    token = _last_control(template, rendered[same:stop])
     shown = rendered[same : stop - len(token)]
     is_shown = content.endswith(shown.strip()) or shown.rstrip().endswith(content)
     continues = bool(begins) and content.startswith(begins)
@@ -207,27 +209,40 @@ def _behind_other_turns(
     templates write the system message, or thoughts, depending on who speaks last."""
     content = message["content"].strip()
     stop = _stop(template, rendered, 0, end)
-    token = template.controls_in(rendered[:stop])[-1] if stop else ""
-    is_plain = bool(content) and "tool_calls" not in message
-    place = rendered.rfind(content, 0, stop - len(token)) if is_plain else -1
+    token = _last_control(template, rendered[:stop])
+    place = -1
+    if stop and content and "tool_calls" not in message:
+        place = rendered.rfind(content, 0, stop - len(token))
     header = _behind_controls(template, prompt)
-    shown = _behind_controls(template, rendered[:place]) if place >= 0 else ""
-    if place < 0 or not stop or not shown.startswith(header):
+    shown = _behind_controls(template, rendered[: max(place, 0)])
+    if place < 0 or not shown.startswith(header):
         raise Refused(f"writes the turns before answer {number} in another way than in its prompt; choose another one")
     return prompt + shown.removeprefix(header) + rendered[place:stop]
 
 
+def _last_control(template: ChatTemplate, text: str) -> str:
+    """Return the last control token in a text; empty if there is none."""
+    controls = template.controls_in(text)
+    return controls[-1] if controls else ""
+
+
 def _behind_controls(template: ChatTemplate, text: str) -> str:
     """Return what follows the last control token."""
-    controls = template.controls_in(text)
-    return text[text.rindex(controls[-1]) + len(controls[-1]) :] if controls else text
+    token = _last_control(template, text)
+    if not token:
+        return text
+    return text[text.rindex(token) + len(token) :]
 
 
 def _stop(template: ChatTemplate, text: str, start: int, end: str) -> int:
     """Return the place behind the token that ends the answer from `start` on: the usual one or, without it, the last
     control token (of a call). 0 if there is no control token."""
-    token = end if end and end in text[start:] else next(reversed(template.controls_in(text[start:])), "")
-    return text.rindex(token) + len(token) if token else 0
+    token = end
+    if not end or end not in text[start:]:
+        token = _last_control(template, text[start:])
+    if not token:
+        return 0
+    return text.rindex(token) + len(token)
 
 
 def _end_of_turn(template: ChatTemplate) -> str:
@@ -241,7 +256,8 @@ def _end_of_turn(template: ChatTemplate) -> str:
     in_both = last[place : _shared_length(last, earlier)] if place >= 0 else ""
     if controls := template.controls_in(in_both):
         return controls[-1]
-    return next(iter(template.controls_in(last[place:])), "")
+    following = template.controls_in(last[place:])
+    return following[0] if following else ""
 
 
 def _shared_length(one: str, other: str) -> int:

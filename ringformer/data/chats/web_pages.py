@@ -43,8 +43,12 @@ def page_text(html: str) -> str:
             element.decompose()
         for string in page.find_all(string=lambda text: isinstance(text, PreformattedString)):
             string.extract()
-        title = "" if page.title is None else page.title.extract().get_text(" ", strip=True)
+        title = ""
+        if page.title is not None:
+            title = page.title.extract().get_text(" ", strip=True)
         text = to_markdown(str(page))
     except RecursionError:
         raise MalformedRecord("its HTML is nested too deeply", "HTML nested too deeply") from None
-    return f"# {title}\n\n{text}" if title and page.h1 is None else text
+    if title and page.h1 is None:
+        return f"# {title}\n\n{text}"
+    return text

@@ -47,10 +47,13 @@ class Documents:
     skipped: int = 0
 
     def __iter__(self) -> Iterator[Document]:
-        self.skipped, kept = 0, None if self.between is None else iter(self.between.keep)
+        self.skipped = 0
+        choices: Iterator[bool] = iter(())
+        if self.between is not None:
+            choices = iter(self.between.keep)
         for document in self.documents:
             if document.text:
-                if kept is None or next(kept, True):
+                if next(choices, True):
                     yield document
             elif self.skip_empty:
                 self.skipped += 1
@@ -204,7 +207,9 @@ def _text(record: Mapping[str, Any], field: str) -> str:
     if field not in record:
         reason = f"no field {field!r}"
         raise MalformedRecord(f"it has {reason}; it has: {', '.join(record) or 'none'}", reason)
-    text: Any = "" if record[field] is None else record[field]
+    text: Any = record[field]
+    if text is None:
+        return ""
     if type(text) is not str:
         kind = type(text).__name__
         raise MalformedRecord(f"its field {field!r} holds {kind}, not text", f"no text in the field {field!r}")

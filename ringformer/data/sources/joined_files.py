@@ -49,9 +49,12 @@ def _top(name: str, source: str) -> PurePath:
         return PurePath()
     if Path(where).is_dir():
         return PurePath(where)
-    parts = PurePath(where).parts[:-1]
-    literal = next((n for n, part in enumerate(parts) if any(c in part for c in WILDCARDS)), len(parts))
-    return PurePath(*parts[:literal])
+    top = PurePath()
+    for part in PurePath(where).parts[:-1]:
+        if any(wildcard in part for wildcard in WILDCARDS):
+            break
+        top /= part
+    return top
 
 
 def in_groups(files: Mapping[str, Path], source: str, join: str) -> Mapping[str, Path]:
@@ -61,7 +64,10 @@ def in_groups(files: Mapping[str, Path], source: str, join: str) -> Mapping[str,
     groups: dict[str, dict[str, Path]] = {}
     for name, path in files.items():
         groups.setdefault(group_of(name, source, join), {})[name] = path
-    return {name: path for group in groups.values() for name, path in group.items()}
+    ordered: dict[str, Path] = {}
+    for group in groups.values():
+        ordered |= group
+    return ordered
 
 
 def joined(texts: Iterable[tuple[str, str]], source: str, join: str) -> Iterator[tuple[str, str]]:

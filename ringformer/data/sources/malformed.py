@@ -48,9 +48,11 @@ class Malformed:
         Args:
           record: a record of another shape: the error says how it could be read instead.
         """
-        first = self.skip and not self.first
-        advice = self.suggest(record) if record is not None and (first or not self.skip) else ""
-        whole = f"{message}. {advice}" if advice else message
+        whole = message
+        if record is not None and not (self.skip and self.first):
+            advice = self.suggest(record)
+            if advice:
+                whole += f". {advice}"
         if not self.skip:
             raise ValueError(f"{whole}. Repair it, or skip and count such records: {SKIP}")
         with self._lock:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ringformer.data.sources.malformed import Malformed, MalformedRecord
 from ringformer.data.sources.source_files import KINDS, files_of, open_file
-from ringformer.data.sources.tables import TABLES, read_tables
+from ringformer.data.sources.tables import TABLES, Batch, read_tables
 from ringformer.data.sources.text_encoding import UTF_8, Undecodable, decode
 from ringformer.data.sources.text_files import lines_of, undecodable_files
 
@@ -33,9 +33,11 @@ class Row(NamedTuple):
 def weight_of(record: dict[str, Any], field: str) -> float:
     """Return the weight of a record, its number in `field`; 1 without a field. Raises MalformedRecord for anything
     else."""
-    if field and field not in record:
+    if not field:
+        return 1.0
+    if field not in record:
         raise MalformedRecord(f"it has no weight {field!r}; it has: {', '.join(record) or 'nothing'}", "no weight")
-    weight: Any = record[field] if field else 1.0
+    weight: Any = record[field]
     if type(weight) not in (int, float) or not 0 <= weight <= MOST_COPIES:
         raise MalformedRecord(
             f"the weight {field!r} is {weight!r}; it must be a number from 0 to {MOST_COPIES:,}", "a wrong weight"
@@ -61,14 +63,17 @@ def read_rows(
     if kind not in ROWS or not where:
         raise ValueError(f"source {source!r} has no records; accepted: {', '.join(KINDS[2:])}")
     if kind in TABLES:
-        return (
-            Row(record, batch.name(row))
-            for batch in read_tables(source, split=split, only=only)
-            for row, record in enumerate(batch.columns.to_pylist())
-        )
+        return _table_rows(read_tables(source, split=split, only=only))
     malformed = malformed or Malformed(skip=False)
     parse = {"jsonl": _jsonl, "json": _json}[kind]
     return _objects(_parsed(files_of(source), parse, encodings, malformed), malformed)
+
+
+def _table_rows(batches: Iterable[Batch]) -> Iterator[Row]:
+    """Yield the rows of a table."""
+    for batch in batches:
+        for row, record in enumerate(batch.columns.to_pylist()):
+            yield Row(record, batch.name(row))
 
 
 def _objects(records: Iterable[tuple[Any, str]], malformed: Malformed) -> Iterator[Row]:

@@ -7,6 +7,7 @@ which need no model here.
 
 import re
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,14 +29,18 @@ def add_tasks(text: str, tasks: int, digest: bytes) -> tuple[str, Counter[str]]:
     words = sorted(word for word, count in occurrences.items() if count > 1 and len(word) > 3)
     sentences = _SENTENCE_END.split(text)
     unique = Counter(sentences)
-    usable = [len(sentence) in range(20, 400) and unique[sentence] == 1 for sentence in sentences]
-    begins = [i for i in range(len(sentences) - 1) if usable[i] and usable[i + 1]]
+    usable = {sentence for sentence, count in unique.items() if count == 1 and len(sentence) in range(20, 400)}
+    begins = []
+    for i, neighbours in enumerate(pairwise(sentences)):
+        if usable.issuperset(neighbours):
+            begins.append(i)
     questions = []
     for task in range(tasks):
         if task % 2 == 0 and len(words) >= WORDS:
             chosen = [words[i] for i in rng.choice(len(words), WORDS, replace=False)]
-            answer = ", ".join(f"{word} {occurrences[word]}" for word in chosen)
+            counted = [f"{word} {occurrences[word]}" for word in chosen]
             question = f"How often does each of these words occur in the text above: {', '.join(chosen)}?"
+            answer = ", ".join(counted)
             counts["retrieval tasks added: words counted"] += 1
         elif task % 2 and begins:
             i = begins[rng.integers(len(begins))]

@@ -61,24 +61,29 @@ def source_files(source: str) -> dict[str, Path]:
     if source == "stdlib":
         return _modules("stdlib", STDLIB_EXCLUDED)
     if source == INSTALLED:
-        library = {f"stdlib/{name}": path for name, path in _modules("stdlib", STDLIB_EXCLUDED).items()}
-        packages = {f"site-packages/{name}": path for name, path in _modules("purelib", frozenset()).items()}
+        library = _modules("stdlib", STDLIB_EXCLUDED, prefix="stdlib/")
+        packages = _modules("purelib", frozenset(), prefix="site-packages/")
         return library | packages
     if kind == "hf":
         return {}
     if kind == "datasets":
-        return {str(path): path for path in sorted(Path(where).rglob("*")) if path.is_file()}
-    if Path(where).is_dir():
-        return {str(path): path for path in _files_in(Path(where), SUFFIXES.get(kind))}
-    return {path: Path(path) for path in sorted(glob.glob(where, recursive=True)) if Path(path).is_file()}
+        names = list(map(str, sorted(Path(where).rglob("*"))))
+    elif Path(where).is_dir():
+        names = list(map(str, _files_in(Path(where), SUFFIXES.get(kind))))
+    else:
+        names = sorted(glob.glob(where, recursive=True))
+    return {name: Path(name) for name in names if Path(name).is_file()}
 
 
-def _modules(place: str, excluded: frozenset[str]) -> dict[str, Path]:
-    """Return the .py files in a place of `sysconfig.get_path` by relative path, in its order."""
+def _modules(place: str, excluded: frozenset[str], prefix: str = "") -> dict[str, Path]:
+    """Return the .py files in a place of `sysconfig.get_path` by relative path, in its order, after a prefix."""
     root = Path(sysconfig.get_path(place))
-    relative = (path.relative_to(root) for path in root.rglob("*.py"))
-    names = sorted(path.as_posix() for path in relative if excluded.isdisjoint(path.parts[:-1]))
-    return {name: root / name for name in names}
+    names = []
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        if excluded.isdisjoint(relative.parts[:-1]):
+            names.append(relative.as_posix())
+    return {f"{prefix}{name}": root / name for name in sorted(names)}
 
 
 def _files_in(folder: Path, suffixes: tuple[str, ...] | None) -> list[Path]:
@@ -86,9 +91,12 @@ def _files_in(folder: Path, suffixes: tuple[str, ...] | None) -> list[Path]:
     files = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        visible = [Path(parent, name) for name in names if not name.startswith(".")]
-        files += [path for path in visible if suffixes is None or uncompressed(path.name).endswith(suffixes)]
-    return sorted((path for path in files if path.is_file()), key=str)
+        for name in names:
+            has_suffix = suffixes is None or uncompressed(name).endswith(suffixes)
+            path = Path(parent, name)
+            if has_suffix and not name.startswith(".") and path.is_file():
+                files.append(path)
+    return sorted(files, key=str)
 
 
 def uncompressed(name: str) -> str:
@@ -98,12 +106,14 @@ def uncompressed(name: str) -> str:
 
 def files_of(source: str) -> list[Path]:
     """Return the files that the pattern of `source` matches. Raises FileNotFoundError if there are none."""
-    pattern = source.partition(":")[2]
+    kind, _, pattern = source.partition(":")
     files = list(source_files(source).values())
     if not files:
-        ends = " or ".join(SUFFIXES.get(source.partition(":")[0], ("any name",)))
-        hint = f": the folder has no file that ends in {ends}" if Path(pattern).is_dir() else ""
-        raise FileNotFoundError(f"no file matches {pattern!r} of source {source!r}{hint}")
+        message = f"no file matches {pattern!r} of source {source!r}"
+        if Path(pattern).is_dir():
+            ends = " or ".join(SUFFIXES.get(kind, ("any name",)))
+            message += f": the folder has no file that ends in {ends}"
+        raise FileNotFoundError(message)
     return files
 
 

@@ -39,22 +39,41 @@ def read_tables(source: str, *, split: str, only: Sequence[str] = ()) -> Iterato
     Args:
       only: columns to read, of those that the table has; if it has none of them, all are read.
     """
-    kind, _, where = source.partition(":")
-    if kind in ("datasets", "hf"):
-        yield from _dataset(where if kind == "datasets" else source, split, only)
+    name = _dataset_name(source)
+    if name is not None:
+        yield from _dataset(name, split, only)
         return
+    kind, _, _ = source.partition(":")
+    read = _parquet if kind == "parquet" else _arrow
     for path in files_of(source):
         first = 0
-        for columns in (_parquet if kind == "parquet" else _arrow)(path, only):
+        for columns in read(path, only):
             yield Batch(columns, str(path), first)
             first += len(columns)
 
 
 def pinned(source: str) -> str | None:
     """Return the name of a dataset of the hub with its commit, hf://ORGANISATION/NAME@COMMIT; None for others."""
+    name = _dataset_name(source)
+    if name is None or not on_hub(name):
+        return None
+    return snapshot(name, kind="dataset").name
+
+
+def _dataset_name(source: str) -> str | None:
+    """Return the name or path of the dataset that a source is; None for files."""
     kind, _, where = source.partition(":")
-    name = source if kind == "hf" else where
-    return snapshot(name, kind="dataset").name if kind in ("datasets", "hf") and on_hub(name) else None
+    return {"datasets": where, "hf": source}.get(kind)
+
+
+def _chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
+    """Return the columns of a table to read; empty if it has none of `only`."""
+    return [name for name in names if name in only]
+
+
+def _batch_rows(rows: int, size: int) -> int:
+    """Return the rows of a batch of a table with so many rows and bytes."""
+    return max(1, min(MOST_ROWS, MOST_BYTES * rows // max(size, 1)))
 
 
 def _parquet(path: Path, only: Sequence[str]) -> Iterator[Any]:
@@ -65,8 +84,8 @@ def _parquet(path: Path, only: Sequence[str]) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(path) as table:
             size = sum(table.metadata.row_group(i).total_byte_size for i in range(table.metadata.num_row_groups))
-            rows = max(1, min(MOST_ROWS, MOST_BYTES * table.metadata.num_rows // max(size, 1)))
-            yield from table.iter_batches(rows, columns=[c for c in table.schema_arrow.names if c in only] or None)
+            rows = _batch_rows(table.metadata.num_rows, size)
+            yield from table.iter_batches(rows, columns=_chosen(table.schema_arrow.names, only) or None)
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is not a parquet file, or it is damaged: {str(error).splitlines()[0]}") from None
 
@@ -87,17 +106,18 @@ def _arrow(path: Path, only: Sequence[str]) -> Iterator[Any]:
                 file.seek(0)
                 batches = iter(pyarrow.ipc.open_stream(file))
             for batch in batches:
-                columns = batch.select([c for c in batch.schema.names if c in only] or batch.schema.names)
-                rows = max(1, min(MOST_ROWS, MOST_BYTES * len(columns) // max(columns.nbytes, 1)))
-                yield from (columns.slice(i, rows) for i in range(0, len(columns), rows))
+                columns = batch.select(_chosen(batch.schema.names, only) or batch.schema.names)
+                rows = _batch_rows(len(columns), columns.nbytes)
+                for first in range(0, len(columns), rows):
+                    yield columns.slice(first, rows)
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is not an Arrow file, or it is damaged: {str(error).splitlines()[0]}") from None
 
 
 def _dataset(name: str, split: str, only: Sequence[str]) -> Iterator[Batch]:
     dataset = _load_dataset(name, split)
-    dataset = dataset.select_columns([c for c in dataset.column_names if c in only] or dataset.column_names)
-    rows = max(1, min(MOST_ROWS, MOST_BYTES * len(dataset) // max(dataset.data.nbytes, 1)))
+    dataset = dataset.select_columns(_chosen(dataset.column_names, only) or dataset.column_names)
+    rows = _batch_rows(len(dataset), dataset.data.nbytes)
     first = 0
     for table in dataset.with_format("arrow").iter(rows):
         for columns in table.to_batches():

@@ -51,16 +51,21 @@ class Undecodable(ValueError):
 def parse_encodings(text: str) -> tuple[str, ...]:
     """Parse encodings such as "utf-8,cp1252"; UTF-8 for an empty text. Raises ValueError for one that Python does not
     know."""
-    names = [name.strip().lower().replace("_", "-") for name in text.split(",") if name.strip()]
-    for place, name in enumerate(names):
+    encodings = []
+    for part in text.split(","):
+        name = part.strip().lower().replace("_", "-")
+        if not name:
+            continue
         try:
             "".encode(name)
         except LookupError:
             examples = "utf-8, utf-16, cp1252, latin-1"
             raise ValueError(f"encoding {name!r} is unknown; known are Python's, such as {examples}") from None
-        if is_wide(usual := codecs.lookup(name).name):  # utf16, utf-16le, u16
-            names[place] = usual
-    return tuple(names) or UTF_8
+        usual = codecs.lookup(name).name
+        if is_wide(usual):  # utf16, utf-16le, u16
+            name = usual
+        encodings.append(name)
+    return tuple(encodings) or UTF_8
 
 
 def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
@@ -70,9 +75,12 @@ def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
     of that byte order. Other zero bytes are of UTF-16 or UTF-32 if the list has one without a mark. A mark is no part
     of the text. Raises Undecodable if none can; it names the first fault in the first encoding.
     """
-    mark = "" if offset else byte_order_mark(content)
-    unmarked = "" if offset or mark else _unmarked_wide(content[:HEAD])
-    wide = not offset and wide_encoding(content[:HEAD], encodings)
+    mark = unmarked = wide = ""
+    if not offset:
+        mark = byte_order_mark(content)
+        wide = wide_encoding(content[:HEAD], encodings)
+        if not mark:
+            unmarked = _unmarked_wide(content[:HEAD])
     faults = []
     for encoding in encodings:
         if not mark and (encoding != unmarked if unmarked else wide and not is_wide(encoding)):
@@ -87,13 +95,18 @@ def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
         except UnicodeDecodeError as error:
             faults.append(error.start)
             continue
-        return text if offset else text.removeprefix("\ufeff")
+        if not offset:
+            text = text.removeprefix("\ufeff")
+        return text
     raise Undecodable(content, faults[0], encodings, offset)
 
 
 def byte_order_mark(content: bytes) -> str:
     """Return utf-16 or utf-32 if the bytes begin with its byte order mark; empty otherwise."""
-    return next((encoding for mark, encoding in _MARKS if content.startswith(mark)), "")
+    for mark, encoding in _MARKS:
+        if content.startswith(mark):
+            return encoding
+    return ""
 
 
 def is_wide(encoding: str) -> bool:
@@ -128,26 +141,29 @@ def likely_encoding(content: bytes, at: int) -> str:
     the statistics of languages. A text with few letters beyond ASCII is taken for cp1252."""
     import charset_normalizer
 
-    if encoding := byte_order_mark(content) or _unmarked_wide(content[:HEAD]):
+    encoding = byte_order_mark(content) or _unmarked_wide(content[:HEAD])
+    if encoding:
         return encoding
     start = max(at - SAMPLE, 0) // 4 * 4  # where a character of UTF-16 or UTF-32 begins
     sample = content[start : at + SAMPLE]
-    declared = [match[1].decode() for match in _DECLARED.finditer(content[:HEAD])]
-    candidates = [name for name in declared if _decodes(sample, name)]
+    for match in _DECLARED.finditer(content[:HEAD]):
+        declared = match[1].decode()
+        if _decodes(sample, declared):
+            return declared
     high = sum(byte > 127 for byte in sample)
-    if not candidates and (high > max(ENOUGH, SHARE * len(sample)) or b"\0" in sample):
+    if high > max(ENOUGH, SHARE * len(sample)) or b"\0" in sample:
         guess = charset_normalizer.from_bytes(sample).best()
         if guess is not None and "cp1252" not in guess.could_be_from_charset:
-            candidates = [guess.encoding.replace("_", "-")]
-    usual = [name for name in ("cp1252", "latin-1") if _decodes(sample, name)]
-    return [*candidates, *usual][0]
+            return guess.encoding.replace("_", "-")
+    return "cp1252" if _decodes(sample, "cp1252") else "latin-1"
 
 
 def _unmarked_wide(head: bytes) -> str:
     """Return utf-16-le or utf-16-be if zero bytes are where Latin text has them, in one byte of most pairs, or if the
     bytes begin as JSON does, whatever its letters (RFC 4627, section 3); empty otherwise."""
     for encoding in ("utf-16-le", "utf-16-be"):
-        if head.startswith(tuple(character.encode(encoding) for character in "{[")) and head[2:4] != b"\0\0":
+        begins_json = head.startswith(("{".encode(encoding), "[".encode(encoding)))
+        if begins_json and head[2:4] != b"\0\0":
             return encoding
     first = head[::2].count(0)
     second = head[1::2].count(0)

@@ -84,15 +84,20 @@ def undecodable_files(paths: Sequence[Path], encodings: Sequence[str], *, by_lin
       paths: files to read, of which at least one cannot be decoded.
       by_line: True if each line may have an encoding of its own.
     """
-    faults = {path: fault for path in paths if (fault := _fault(path, encodings, by_line)) is not None}
-    likely = Counter(fault.likely for fault in faults.values())
+    lines = []
+    likely: Counter[str] = Counter()
+    for path in paths:
+        fault = _fault(path, encodings, by_line)
+        if fault is not None:
+            lines.append(f"{path}: {fault}")
+            likely[fault.likely] += 1
+    faults = len(lines)
     marked = [name for name in likely if name in MARKED]
     ordered = [name for name in likely if is_wide(name) and name not in MARKED]
     others = [name for name, _ in likely.most_common() if not is_wide(name)]
     advised = ",".join([*encodings, *marked, *others[:1], *ordered])  # utf-16-le reads the others' files, too
-    lines = [f"{path}: {fault}" for path, fault in faults.items()][:NAMED]
-    if len(faults) > NAMED:
-        lines.append(f"... and {len(faults) - NAMED} more")
+    if faults > NAMED:
+        lines = [*lines[:NAMED], f"... and {faults - NAMED} more"]
     if len(others) > 1:
         lines.append(f"{' and '.join(others)} decode each other's files: convert those of all but one to UTF-8 (iconv)")
     lines.append(
@@ -100,14 +105,17 @@ def undecodable_files(paths: Sequence[Path], encodings: Sequence[str], *, by_lin
         f" or skip and count what cannot be decoded: {SKIP}"
     )
     named = "\n".join(lines)
-    return ValueError(f"{len(faults)} of the {len(paths)} files still to be read cannot be decoded:\n{named}")
+    return ValueError(f"{faults} of the {len(paths)} files still to be read cannot be decoded:\n{named}")
 
 
 def _fault(path: Path, encodings: Sequence[str], by_line: bool) -> Undecodable | None:
     try:
-        if by_line:
-            return next((line for line in lines_of(path, encodings) if isinstance(line, Undecodable)), None)
-        read_text(path, encodings, None)
+        if not by_line:
+            read_text(path, encodings, None)
+            return None
+        for line in lines_of(path, encodings):
+            if isinstance(line, Undecodable):
+                return line
     except Undecodable as fault:
         return fault
     except Binary:

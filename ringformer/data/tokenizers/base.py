@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ringformer.data.tokenizers.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, token_names
-from ringformer.files.untrusted import contained, read_object
+from ringformer.files.untrusted import contained_files, read_object
 
 
 class Segment(NamedTuple):
@@ -83,7 +83,8 @@ def existing_file(path: str | Path) -> Path:
     return Path(path)
 
 
-SETTINGS = TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, "chat_template.jinja"
+CHAT_TEMPLATE = "chat_template.jinja"
+SETTINGS = TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE
 """Files beside a tokenizer that belong to it."""
 
 
@@ -93,9 +94,15 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[Path]]:
     The settings are those of tokenizer_config.json, with the text of chat_template.jinja, and with the name of each
     special token instead of its description (`token_names`).
     """
-    settings, special, template = (contained(path.parent, name) for name in SETTINGS)
-    config, named = (read_object(path.parent, file.name) if file.is_file() else {} for file in (settings, special))
+    folder = path.parent
+    present = contained_files(folder, SETTINGS)
+    config: dict[str, Any] = {}
+    named: dict[str, Any] = {}
+    if folder / TOKENIZER_CONFIG in present:
+        config = read_object(folder, TOKENIZER_CONFIG)
+    if folder / SPECIAL_TOKENS_MAP in present:
+        named = read_object(folder, SPECIAL_TOKENS_MAP)
     config |= token_names(config, named)
-    if template.is_file():
-        config["chat_template"] = template.read_text(encoding="utf-8")
-    return config, [path, *(file for file in (settings, special, template) if file.is_file())]
+    if folder / CHAT_TEMPLATE in present:
+        config["chat_template"] = (folder / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    return config, [path, *present]

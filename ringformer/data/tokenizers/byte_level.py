@@ -32,9 +32,13 @@ class ByteTokenizer(Tokenizer):
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
         encoded = []
         for chat in chats:
-            pieces = [self.encode(s.text) if s.control is None else [s.control] for s in chat]
-            trained = np.repeat([s.trained for s in chat], [len(piece) for piece in pieces])
-            encoded.append((np.array([i for piece in pieces for i in piece], np.int32), trained))
+            ids: list[int] = []
+            trained: list[bool] = []
+            for segment in chat:
+                piece = self.encode(segment.text) if segment.control is None else [segment.control]
+                ids += piece
+                trained += [segment.trained] * len(piece)
+            encoded.append((np.array(ids, np.int32), np.array(trained, bool)))
         return encoded
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -86,7 +86,10 @@ class HuggingFaceTokenizer(Tokenizer):
         and None if there is none of these."""
         token = self.config.get(key)
         if token is None:
-            return next((self.controls[name] for name in usual if name in self.controls), None)
+            for name in usual:
+                if name in self.controls:
+                    return self.controls[name]
+            return None
         if token not in tuple(self.controls):
             folder = str(path.parent)
             advice = ""
@@ -105,11 +108,15 @@ class HuggingFaceTokenizer(Tokenizer):
         """Return the id of the token that ends a document. Raises ValueError if no file names it and either no special
         token has a usual name, or config.json has other ids."""
         eos_id = self._named("eos_token", END_TOKENS, path)
-        ends = [] if self.config.get("eos_token") is not None else end_ids(path.parent)
+        ends: list[Any] = []
+        if self.config.get("eos_token") is None:
+            ends = end_ids(path.parent)
         if eos_id is not None and (not ends or eos_id in ends):
             return eos_id
+        hint = ""
         named = [repr(name) for name, i in self.controls.items() if i in ends]
-        hint = f" (in config.json, {' and '.join(named)})" if named else ""
+        if named:
+            hint = f" (in config.json, {' and '.join(named)})"
         raise ValueError(
             f"{path} does not define which token ends a document{hint}; set eos_token in a tokenizer_config.json "
             f"beside it. Special tokens: {', '.join(self.controls) or 'none'}"
@@ -119,45 +126,50 @@ class HuggingFaceTokenizer(Tokenizer):
         usual = [text for text in texts if len(text) <= LONG_TEXT]
         try:
             encodings = iter(self._encoder.encode_batch_fast(usual, add_special_tokens=False))
-            return [
-                self._long(text, lambda tokens: tokens.ids)
-                if len(text) > LONG_TEXT
-                else np.fromiter(next(encodings).ids, np.int32)
-                for text in texts
-            ]
+            encoded = []
+            for text in texts:
+                if len(text) > LONG_TEXT:
+                    encoded.append(self._long(text, lambda tokens: tokens.ids))
+                else:
+                    encoded.append(np.fromiter(next(encodings).ids, np.int32))
+            return encoded
         except TypeError:
             for text in texts:
                 text.encode()  # raises UnicodeEncodeError for a lone surrogate
             raise
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        encoded = self.encode_batch([join_pieces(self._token_bytes.pieces(chat)).decode() for chat in chats])
-        return self._token_bytes.with_masks(chats, encoded, self._by_offsets)
+        texts = [join_pieces(self._token_bytes.pieces(chat)).decode() for chat in chats]
+        return self._token_bytes.with_masks(chats, self.encode_batch(texts), self._by_offsets)
 
     def _by_offsets(self, chat: Sequence[Segment]) -> np.ndarray:
         pieces = [(piece.decode(), trained) for piece, trained in self._token_bytes.pieces(chat)]
         text = "".join(piece for piece, _ in pieces)
         spans = self._long(text, lambda tokens: np.stack([tokens.starts, tokens.ends], 1))
-        return trained_tokens(spans[:, 0], spans[:, 1], pieces)
+        starts, ends = spans.T
+        return trained_tokens(starts, ends, pieces)
 
     def _long(self, text: str, part: Callable[[Tokens], np.ndarray]) -> np.ndarray:
         encode = partial(self._encoder.encode_batch, add_special_tokens=False)
         return encode_long(encode, text, part, whole_words=self._unigram)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._original.decode([int(i) for i in ids], skip_special_tokens=True)
+        return self._original.decode(list(map(int, ids)), skip_special_tokens=True)
 
 
 def _flagged(description: dict[str, Any], named: SpecialNames) -> dict[str, Any]:
     """Return a tokenizer.json whose `added_tokens` flag the special tokens that the files beside it name. A token that
     ends or begins a text may be in the vocabulary of the model alone, unless text is made of it."""
-    added = [
-        token | {"special": token["special"] or token["content"] in named.special}
-        for token in description.get("added_tokens") or ()
-    ]
-    present = {token["content"] for token in added}
+    added = []
+    present = set()
+    for token in description.get("added_tokens") or ():
+        name = token["content"]
+        present.add(name)
+        added.append(token | {"special": token["special"] or name in named.special})
     model = description["model"]
-    pieces = model["vocab"] if isinstance(model["vocab"], dict) else {x[0]: i for i, x in enumerate(model["vocab"])}
+    pieces = model["vocab"]
+    if not isinstance(pieces, dict):
+        pieces = {piece: i for i, (piece, *_) in enumerate(pieces)}
     for name in sorted(named.bounds - present):
         if name in pieces and not _in_text(name, model):
             added.append({"id": pieces[name], "content": name, "special": True} | dict.fromkeys(SWITCHES, False))
@@ -168,20 +180,24 @@ def _in_text(piece: str, model: dict[str, Any]) -> bool:
     """Return True if a BPE makes `piece` of text, or other pieces of it."""
     if "merges" not in model:
         return False
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    return len(piece) == 1 or any(piece in (*merge, "".join(merge)) for merge in merges)
+    if len(piece) == 1:
+        return True
+    for merge in model["merges"]:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if piece in parts or piece == "".join(parts):
+            return True
+    return False
 
 
 def _with_private_names(description: dict[str, Any], special: list[dict[str, Any]]) -> dict[str, Any]:
     """Rename the special tokens of a tokenizer.json. The new names differ in every process and stand between
     noncharacters."""
     names = {token["content"]: f"\ufdd0{_NONCE}:{token['id']}\ufdd1" for token in special}
-    added = [
-        token | {"content": names[token["content"]], "normalized": False, "single_word": False}
-        if token["special"]
-        else token
-        for token in description.get("added_tokens") or ()
-    ]
+    added = []
+    for token in description.get("added_tokens") or ():
+        if token["special"]:
+            token = token | {"content": names[token["content"]], "normalized": False, "single_word": False}
+        added.append(token)
     model = dict(description["model"])
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}

@@ -49,4 +49,5 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         if own and name not in own:
             (folder / name).unlink(missing_ok=True)
     for i, file in enumerate(tokenizer.files):
-        write_whole(folder / (file.name if i else f"tokenizer{file.suffix}"), file.read_bytes())
+        name = file.name if i else f"tokenizer{file.suffix}"
+        write_whole(folder / name, file.read_bytes())

@@ -38,13 +38,20 @@ class Tokens(NamedTuple):
     """int64 [tokens]: index of the pre-tokenizer's word."""
 
     def at(self, index: slice | np.ndarray) -> "Tokens":
-        return Tokens(*(field[index] for field in self))
+        return Tokens(self.ids[index], self.starts[index], self.ends[index], self.words[index])
 
 
 class _Window(NamedTuple):
     first: int
     last: int
     tokens: Tokens
+
+
+class _Joint(NamedTuple):
+    """Numbers of the token at which the left window is left for the right one, in each of them."""
+
+    left: int
+    right: int
 
 
 def encode_long(
@@ -62,36 +69,38 @@ def encode_long(
       whole_words: join windows between words, as a Unigram model requires.
     """
 
-    def encoded(borders: Sequence[tuple[int, int]]) -> list[_Window]:
-        begins = [max(first - MARGIN, 0) for first, _ in borders]
-        seen = [text[begin : last + MARGIN] for begin, (_, last) in zip(begins, borders, strict=True)]
-        return [
-            _Window(first, last, _tokens(encoding, begin))
-            for encoding, begin, (first, last) in zip(encode_batch(seen), begins, borders, strict=True)
-        ]
+    def encoded(firsts: Sequence[int], length: int) -> list[_Window]:
+        """Encode windows of a length, or up to the end of the text."""
+        seen = [text[max(first - MARGIN, 0) : first + length + MARGIN] for first in firsts]
+        windows = []
+        for first, encoding in zip(firsts, encode_batch(seen), strict=True):
+            last = min(first + length, len(text))
+            windows.append(_Window(first, last, _tokens(encoding, max(first - MARGIN, 0))))
+        return windows
 
     joint = partial(_joint, text, whole_words)
     done: list[np.ndarray] = []
-    (left,) = encoded([(0, min(WINDOW, len(text)))])
-    begin, before = 0, None  # the first token of `left` that is not done, and the previous window's tokens
+    (left,) = encoded([0], WINDOW)
+    begin = 0  # the first token of `left` that is not done
+    before: Tokens | None = None  # the previous window's
     while left.last < len(text):
         firsts = range(left.last, len(text), WINDOW)[:AT_ONCE]
-        for right in encoded([(first, min(first + WINDOW, len(text))) for first in firsts]):
+        for right in encoded(firsts, WINDOW):
             at = joint(left.tokens, right.tokens, right.first)
             if at is None:
                 break
-            done.append(part(left.tokens.at(slice(begin, at[0]))).copy())
+            done.append(part(left.tokens.at(slice(begin, at.left))).copy())
             before = left.tokens
             left = right
-            begin = at[1]
+            begin = at.right
         else:
             continue
-        (left,) = encoded([(left.first, min(left.first + 2 * (left.last - left.first), len(text)))])
+        (left,) = encoded([left.first], 2 * (left.last - left.first))
         if before is not None:
             at = joint(before, left.tokens, left.first)
             if at is None:
                 return part(_tokens(encode_batch([text])[0], 0))
-            begin = at[1]
+            begin = at.right
     return np.concatenate([*done, part(left.tokens.at(slice(begin, None)))])
 
 
@@ -101,8 +110,8 @@ def _tokens(encoding: Any, begin: int) -> Tokens:
     return Tokens(np.array(encoding.ids, np.int32), starts, ends, np.array(words, np.int64))
 
 
-def _joint(text: str, whole_words: bool, left: Tokens, right: Tokens, border: int) -> tuple[int, int] | None:
-    """Find a token near the border at which to switch from the left window to the right one; return its index in each.
+def _joint(text: str, whole_words: bool, left: Tokens, right: Tokens, border: int) -> _Joint | None:
+    """Find a token near the border at which to switch from the left window to the right one.
 
     Return None if the windows differ within `MARGIN / 2` characters of the border, or if the text on one side of the
     border is all spaces, because a tokenizer's result for spaces depends on the text that follows them.
@@ -110,13 +119,18 @@ def _joint(text: str, whole_words: bool, left: Tokens, right: Tokens, border: in
     reach = MARGIN // 2
     if text[border - reach : border].isspace() or text[border : border + reach].isspace():
         return None
-    near = [np.flatnonzero((t.starts >= border - reach) & (t.ends <= border + reach)) for t in (left, right)]
-    a = left.at(near[0])
-    b = right.at(near[1])
+    near_left = np.flatnonzero((left.starts >= border - reach) & (left.ends <= border + reach))
+    near_right = np.flatnonzero((right.starts >= border - reach) & (right.ends <= border + reach))
+    a = left.at(near_left)
+    b = right.at(near_right)
     begins_word = np.diff(a.words) != 0
     same = all(map(np.array_equal, a[:3], b[:3])) and np.array_equal(begins_word, np.diff(b.words) != 0)
     if not same or (np.diff(a.starts) < 0).any():
         return None
-    places = np.flatnonzero(begins_word if whole_words else a.starts[1:] >= border) + 1
-    place = places[len(places) // 2 if whole_words else 0] if len(places) else 0
-    return (int(near[0][place]), int(near[1][place])) if place else None
+    is_place = begins_word if whole_words else a.starts[1:] >= border
+    places = np.flatnonzero(is_place) + 1
+    if not len(places):
+        return None
+    middle = len(places) // 2
+    place = places[middle if whole_words else 0]
+    return _Joint(int(near_left[place]), int(near_right[place]))

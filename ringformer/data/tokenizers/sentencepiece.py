@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,16 @@ class SentencePieceTokenizer(Tokenizer):
         self.config: Mapping[str, Any]
         self.files: Sequence[Path]
         self.config, self.files = read_config(path)
-        controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
-        self.controls: Mapping[str, int] = {self._processor.id_to_piece(i): i for i in controls}
+        controls = {}
+        tokens = []
+        for i in range(self.vocab_size):
+            piece = self._processor.id_to_piece(i)
+            tokens.append(metaspace_bytes(piece, is_byte=self._processor.is_byte(i)))
+            if self._processor.is_control(i):
+                controls[piece] = i
+        self.controls: Mapping[str, int] = controls
+        self._token_bytes = TokenBytes(tokens)
+        self.byte_lengths: np.ndarray = self._token_bytes.lengths(self.controls.values())
         self.eos_id: int = self._named("eos_token", self._processor.eos_id(), path)
         if self.eos_id < 0:
             raise ValueError(
@@ -53,9 +61,6 @@ class SentencePieceTokenizer(Tokenizer):
             self.name += f"-eos{self.eos_id}"
         bos_id = self._named("bos_token", self._processor.bos_id(), path)
         self.bos_id: int | None = bos_id if bos_id >= 0 else None
-        pieces = ((self._processor.id_to_piece(i), self._processor.is_byte(i)) for i in range(self.vocab_size))
-        self._token_bytes = TokenBytes([metaspace_bytes(piece, is_byte=is_byte) for piece, is_byte in pieces])
-        self.byte_lengths: np.ndarray = self._token_bytes.lengths(self.controls.values())
         self.begins: bool = self.bos_id is not None and self.config.get("add_bos_token", True) is not False
 
     def _named(self, key: str, own: int, path: Path) -> int:
@@ -79,13 +84,18 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
         # SentencePiece has control tokens only as ids: they separate stretches of text, each encoded once. As in
         # LLaMA's training, each stretch has the dummy prefix if the model has one.
-        parted = [list(split_at_controls(chat)) for chat in chats]
-        texts = [join_pieces(part) for parts in parted for part in parts if not isinstance(part, Segment)]
+        texts = []
+        for chat in chats:
+            for part in split_at_controls(chat):
+                if not isinstance(part, Segment):
+                    texts.append(join_pieces(part))
         encoded = iter(self._processor.encode(texts, return_type="numpy"))
         joined = []
-        for parts in parted:
-            ids = [np.array([p.control], np.int32) if isinstance(p, Segment) else next(encoded) for p in parts]
-            joined.append(np.concatenate([np.zeros(0, np.int32), *ids]))
+        for chat in chats:
+            ids = [np.zeros(0, np.int32)]
+            for part in split_at_controls(chat):
+                ids.append(np.array([part.control], np.int32) if isinstance(part, Segment) else next(encoded))
+            joined.append(np.concatenate(ids))
         return self._token_bytes.with_masks(chats, joined, self._by_offsets)
 
     def _by_offsets(self, chat: Sequence[Segment]) -> np.ndarray:
@@ -100,7 +110,13 @@ class SentencePieceTokenizer(Tokenizer):
         return np.concatenate(masks)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._processor.decode([int(i) for i in ids])
+        return self._processor.decode(list(map(int, ids)))
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the lines that are not empty."""
+    for text in texts:
+        yield from filter(None, text.split("\n"))
 
 
 def train_sentencepiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> None:
@@ -118,7 +134,7 @@ def train_sentencepiece(texts: Iterable[str], path: str | Path, vocab_size: int)
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=(line for text in texts for line in text.split("\n") if line),
+            sentence_iterator=_lines(texts),
             model_writer=model,
             vocab_size=vocab_size,
             model_type="bpe",

@@ -54,7 +54,9 @@ def token_names(config: Mapping[str, Any], special_tokens_map: Mapping[str, Any]
         if not key.endswith(KEY) or type(value) is bool:  # add_bos_token is a choice, no token
             continue
         described = value.get("content") if type(value) is dict else value
-        names[key] = None if described == "" else described
+        if described == "":
+            described = None
+        names[key] = described
     return names
 
 
@@ -69,13 +71,20 @@ class SpecialNames(NamedTuple):
 def special_names(config: Mapping[str, Any]) -> SpecialNames:
     """Return the special tokens of a tokenizer_config.json with `token_names`: those that it names, and those that it
     flags in `added_tokens_decoder`."""
-    names = {key: name for key, name in config.items() if key.endswith(KEY) and type(name) is str}
+    special = set()
+    bounds = set()
+    for key, name in config.items():
+        if key.endswith(KEY) and type(name) is str:
+            special.add(name)
+            if key in ("bos_token", "eos_token"):
+                bounds.add(name)
     tokens = config.get("added_tokens_decoder")
-    described = tokens.values() if type(tokens) is dict else ()
-    contents = [token.get("content") for token in described if type(token) is dict and token.get("special") is True]
-    flagged = [content for content in contents if type(content) is str]
-    bounds = [names[key] for key in ("bos_token", "eos_token") if key in names]
-    return SpecialNames(frozenset([*names.values(), *flagged]), frozenset(bounds))
+    if type(tokens) is dict:
+        for token in tokens.values():
+            is_special = type(token) is dict and token.get("special") is True
+            if is_special and type(token.get("content")) is str:
+                special.add(token["content"])
+    return SpecialNames(frozenset(special), frozenset(bounds))
 
 
 def model_tokens(folder: Path, name: str, vocab_size: int, defaults: Mapping[str, Any]) -> ModelTokens:
@@ -90,7 +99,9 @@ def model_tokens(folder: Path, name: str, vocab_size: int, defaults: Mapping[str
     Raises ValueError for an id that is no token of the vocabulary.
     """
     config = _read(folder, name)
-    keys = {**defaults, **text_keys(config)} if config else {}
+    keys: dict[str, Any] = {}
+    if config:
+        keys = {**defaults, **text_keys(config)}
     with_ends = keys
     file = name
     if contained(folder, GENERATION_CONFIG).is_file():
@@ -144,7 +155,8 @@ def context_of(keys: Mapping[str, Any]) -> int | None:
     original = scaling.get("original_max_position_embeddings")
     if kind == "linear" and keys.get("model_type") == "llama":
         original = context
-    return max((int(x) for x in (context, (original or 0) * factor) if x), default=None)
+    contexts = [context, (original or 0) * factor]
+    return max(map(int, filter(None, contexts)), default=None)
 
 
 def _ids(keys: Mapping[str, Any], key: str) -> list[Any]:
@@ -152,9 +164,13 @@ def _ids(keys: Mapping[str, Any], key: str) -> list[Any]:
     value = keys.get(key)
     if value is None:
         return []
-    return value if type(value) is list else [value]
+    if type(value) is list:
+        return value
+    return [value]
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
     """Return the JSON object in a file of the folder, empty if there is no such file."""
-    return read_object(folder, name) if contained(folder, name).is_file() else {}
+    if not contained(folder, name).is_file():
+        return {}
+    return read_object(folder, name)

@@ -66,7 +66,10 @@ class TokenBytes:
           ask_library: returns the mask of a chat from the library's offsets. It is called if the bytes differ from the
             chat's, because a normalizer changed the text or because characters are unknown.
         """
-        text = b"".join(b"".join(self._tokens[ids[i : i + JOINED]]) for i in range(0, len(ids), JOINED))
+        parts = []
+        for i in range(0, len(ids), JOINED):
+            parts.append(b"".join(self._tokens[ids[i : i + JOINED]]))
+        text = b"".join(parts)
         lengths = self._lengths[ids]
         ends = np.cumsum(lengths, dtype=np.int64)
         for prefix in (b"", b" "):
@@ -81,7 +84,8 @@ def split_at_controls(chat: Sequence[Segment]) -> Iterator[Segment | list[Piece]
     text: list[Piece] = []
     for segment in chat:
         if segment.control is None:
-            text += [(segment.text.encode(), segment.trained)] if segment.text else []
+            if segment.text:
+                text.append((segment.text.encode(), segment.trained))
             continue
         if text:
             yield text
@@ -108,7 +112,7 @@ def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[tuple[
     for i in np.flatnonzero(starts[:-1] == ends[:-1])[::-1]:
         ends[i] = ends[i + 1]
     lengths = np.array([len(piece) for piece, _ in pieces], np.int64)
-    trained = np.array([trained for _, trained in pieces], bool) & (lengths > 0)
+    trained = np.array([is_trained for _, is_trained in pieces], bool) & (lengths > 0)
     piece_ends = np.cumsum(lengths)
     # Neighbours may share a token: count the pieces that a token overlaps.
     change = np.zeros(len(starts) + 1, np.int32)
@@ -119,7 +123,9 @@ def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[tuple[
 
 def metaspace_bytes(piece: str, *, is_byte: bool) -> bytes:
     """Decode a vocabulary's piece in SentencePiece's notation: U+2581 for a space, and <0x0A> for a byte."""
-    return bytes([int(piece[1:-1], 16)]) if is_byte else piece.replace("\u2581", " ").encode()
+    if is_byte:
+        return bytes([int(piece[1:-1], 16)])
+    return piece.replace("\u2581", " ").encode()
 
 
 def byte_level_bytes(piece: str) -> bytes | None:
@@ -133,8 +139,13 @@ def byte_level_bytes(piece: str) -> bytes | None:
 def _byte_characters() -> dict[str, int]:
     """Return GPT-2's alphabet: printable Latin-1 characters represent themselves, other bytes map to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    byte_of = {chr(byte): byte for byte in printable}
+    code = 0x100
+    for byte in range(256):
+        if byte not in printable:
+            byte_of[chr(code)] = byte
+            code += 1
+    return byte_of
 
 
 _BYTE_OF = _byte_characters()
