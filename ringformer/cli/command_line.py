@@ -37,22 +37,42 @@ def make_parsers(verb: str | None = None) -> tuple[Parser, Parser]:
 
 def find_verb(words: list[str]) -> str | None:
     """Return the verb at the beginning of a command line, or None. Raises ValueError for an unknown verb."""
-    for length in (2, 1):
-        if (name := " ".join(words[:length])) in VERBS:
-            return name
-    typed = " ".join(word for word in words[: 2 if words[:1] and words[0] in GROUPS else 1] if word[:1] != "-")
+    verb = _verb_of(words)
+    if verb is not None:
+        return verb
+    typed = " ".join(word for word in _typed_verb(words) if word[:1] != "-")
     if typed in ("", *GROUPS):
         return None
+    hint = "see ringformer --help"
     near = difflib.get_close_matches(typed, [*VERBS, *GROUPS], 1)
-    hint = f"did you mean {near[0]!r}?" if near else "see ringformer --help"
-    if (group := words[0]) in GROUPS:
-        hint += f" {group} has {', '.join(name.split()[1] for name in VERBS if name.startswith(f'{group} '))}"
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    group = words[0]
+    if group in GROUPS:
+        inside = [name.removeprefix(f"{group} ") for name in VERBS if name.startswith(f"{group} ")]
+        hint += f" {group} has {', '.join(inside)}"
     raise ValueError(f"unknown verb {typed!r}; {hint}")
+
+
+def _verb_of(words: list[str]) -> str | None:
+    """Return the verb, of two words or one, at the beginning of a command line, or None."""
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in VERBS:
+            return name
+    return None
+
+
+def _typed_verb(words: list[str]) -> list[str]:
+    """Return the words of a command line where a verb stands: the first, and the second after the name of a group."""
+    length = 2 if words and words[0] in GROUPS else 1
+    return words[:length]
 
 
 def run(words: list[str]) -> int:
     """Run a command line and return the exit code. Raises ValueError for a user's mistake."""
-    words = [*words[1:], "--help"] if words[:1] == ["help"] else words
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     verb = find_verb(words)
     top, parser = make_parsers(verb)
     options = parser.join_values(words[len((verb or "").split()) :])
@@ -62,8 +82,10 @@ def run(words: list[str]) -> int:
         name = word.partition("=")[0]
         if name not in valid and not (overrides and name.startswith("--config.")):
             option, dot, key = name.partition(".")
+            hint = f"see {parser.prog} --help"
             near = difflib.get_close_matches(option, valid, 1, cutoff=0.85)
-            hint = f"did you mean {near[0]}{dot}{key}?" if near else f"see {parser.prog} --help"
+            if near:
+                hint = f"did you mean {near[0]}{dot}{key}?"
             raise ValueError(f"there is no option {name}; {hint}")
     if verb is None:
         top.parse_args(words or ["--help"])
@@ -82,9 +104,8 @@ def main(argv: list[str] | None = None) -> int:
         import argcomplete
 
         typed = os.environ["COMP_LINE"].split()[1:]
-        verb = next((name for name in VERBS if typed[: len(name.split())] == name.split()), None)
-        argcomplete.autocomplete(make_parsers(verb)[0])
-    command = f"ringformer {' '.join(words[: 2 if words[:1] and words[0] in GROUPS else 1])}".strip()
+        argcomplete.autocomplete(make_parsers(_verb_of(typed))[0])
+    command = " ".join(["ringformer", *_typed_verb(words)]).strip()
     try:
         code = run(words)
         sys.stdout.flush()
@@ -97,13 +118,16 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"{command}: {error.name} is not installed: pip install 'ringformer[train]'", file=sys.stderr)
         return 2
-    except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        callers = isinstance(error, ValueError | FileNotFoundError)
-        print(f"{command}: {'interrupted' if interrupted else visible(str(error))}", file=sys.stderr)
-        return 130 if interrupted else 2 if callers else 1
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"{command}: {visible(str(error))}", file=sys.stderr)
+        is_callers = isinstance(error, ValueError | FileNotFoundError)
+        return 2 if is_callers else 1
     except RuntimeError as error:
-        if not (why := str(error)).startswith(OUT_OF_MEMORY):
+        why = str(error)
+        if not why.startswith(OUT_OF_MEMORY):
             raise
         print(
             f"{command}: out of device memory: {why.splitlines()[0]}; `ringformer estimate` reports what fits",

@@ -70,7 +70,11 @@ def _as_help(text: str) -> str:
 
 def from_flags(args: argparse.Namespace, cls: type) -> Any:
     """Build the dataclass from parsed flags; fields without a flag keep their defaults."""
-    return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
+    given = {}
+    for field in fields(cls):
+        if hasattr(args, field.name):
+            given[field.name] = getattr(args, field.name)
+    return cls(**given)
 
 
 def describe_fields(cls: type, prefix: str, but: Collection[str] = ()) -> str:
@@ -78,10 +82,16 @@ def describe_fields(cls: type, prefix: str, but: Collection[str] = ()) -> str:
     docs = field_docs(cls)
     types = get_type_hints(cls)
     lines = []
-    for field in (field for field in fields(cls) if field.name not in but):
-        default = "" if field.default is MISSING else f" = {field.default!r}"
-        choices = _kind(types[field.name])[1]
-        lines.append(f"  {prefix}{field.name}{default}" + (f"  {{{','.join(choices)}}}" if choices else ""))
+    for field in fields(cls):
+        if field.name in but:
+            continue
+        line = f"  {prefix}{field.name}"
+        if field.default is not MISSING:
+            line += f" = {field.default!r}"
+        _, choices = _kind(types[field.name])
+        if choices:
+            line += f"  {{{','.join(choices)}}}"
+        lines.append(line)
         lines += textwrap.wrap(docs.get(field.name, ""), 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 

@@ -22,7 +22,11 @@ class Switch(argparse.Action):
         yes = list(option_strings)
         no = [f"--no_{name.removeprefix('--')}" for name in yes]
         self.no = no
-        self.shown: list[str] = (yes if not default else []) + (no if default is not False else [])
+        self.shown: list[str] = []
+        if not default:
+            self.shown += yes
+        if default is not False:
+            self.shown += no
         super().__init__([*yes, *no], dest, nargs=0, default=default, **options)
 
     def __call__(
@@ -42,12 +46,16 @@ class HelpFormatter(argparse.HelpFormatter):
     """Formatter that adds an option's default to its help, where it is informative."""
 
     def _format_action_invocation(self, action):
-        return ", ".join(action.shown) if isinstance(action, Switch) else super()._format_action_invocation(action)
+        if isinstance(action, Switch):
+            return ", ".join(action.shown)
+        return super()._format_action_invocation(action)
 
     def _get_help_string(self, action):
         text = action.help or ""
         shown = action.option_strings and action.default not in (None, False, True, "", argparse.SUPPRESS)
-        return f"{text} (default: %(default)s)" if shown and "default" not in text else text
+        if shown and "default" not in text:
+            text += " (default: %(default)s)"
+        return text
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,8 +69,11 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; see {self.prog} --help")
 
     def format_help(self) -> str:
+        text = super().format_help()
         more = self.get_default("more_help")
-        return super().format_help() + (f"\n{more()}\n" if more else "")
+        if more:
+            text += f"\n{more()}\n"
+        return text
 
     def join_values(self, words: list[str]) -> list[str]:
         """Return the words after a verb, with `--option VALUE` written as `--option=VALUE`, underscores in the names of
@@ -84,9 +95,9 @@ class Parser(argparse.ArgumentParser):
                 if rest and not LIKE_OPTION.match(rest[0]):
                     word = f"{word}={rest.popleft()}"
                 elif not is_key:
-                    example = f"{word}={rest[0] if rest else 'VALUE'}"
+                    example = rest[0] if rest else "VALUE"
                     raise ValueError(
-                        f"{word} needs a value; one that begins with a dash follows an equals sign: {example}"
+                        f"{word} needs a value; one that begins with a dash follows an equals sign: {word}={example}"
                     )
             joined.append(word)
         return joined
@@ -99,7 +110,9 @@ class Parser(argparse.ArgumentParser):
         name = "--" + name[2:].replace("-", "_")
         if not isinstance(self._option_string_actions.get(name), Switch) or value not in ("true", "false"):
             return name + equals + value
-        return name if value == "true" else f"--no_{name[2:]}"
+        if value == "true":
+            return name
+        return f"--no_{name[2:]}"
 
 
 def output_file(text: str) -> Path:

@@ -44,8 +44,10 @@ def first_line(path: Path) -> str:
     text = path.read_text()
     if path.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-    comments = (line[2:] for line in text.splitlines() if line.startswith("# "))
-    return next(comments, "")
+    for line in text.splitlines():
+        if line.startswith("# "):
+            return line.removeprefix("# ")
+    return ""
 
 
 def copy(name: str, destination: Path | None = None) -> list[Path]:
@@ -61,8 +63,10 @@ def copy(name: str, destination: Path | None = None) -> list[Path]:
     files = shipped()
     plain = Path(name).name.removesuffix(".py")
     if plain not in files:
+        hint = f"there are: {', '.join(files)}"
         near = difflib.get_close_matches(plain, files, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(files)}"
+        if near:
+            hint = f"did you mean {near[0]!r}?"
         raise ValueError(f"there is no config or launch script {name!r}; {hint}")
     source = files[plain]
     is_config = source.suffix == ".py"
@@ -70,16 +74,19 @@ def copy(name: str, destination: Path | None = None) -> list[Path]:
         destination = Path("configs" if is_config else "scripts")
     target = destination if destination.suffix == source.suffix else destination / source.name
     wanted = [(source, target)]
-    for name in () if is_config else SOURCED:
-        part = source.with_name(name)
-        there = target.with_name(name)
-        if not (there.exists() and filecmp.cmp(part, there, shallow=False)):  # another script may have brought it along
-            wanted.append((part, there))
+    if not is_config:
+        for name in SOURCED:
+            part = source.with_name(name)
+            there = target.with_name(name)
+            if not (there.exists() and filecmp.cmp(part, there, shallow=False)):  # another script may have brought it
+                wanted.append((part, there))
     for _, there in wanted:
         if there.exists():
             raise ValueError(f"{there} already exists: choose another destination, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
-    return [Path(shutil.copyfile(a, b)) for a, b in wanted]
+    for original, there in wanted:
+        shutil.copyfile(original, there)
+    return [there for _, there in wanted]
 
 
 def add_list(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int | None]:
@@ -91,7 +98,8 @@ def add_list(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
         files = shipped()
         width = max(map(len, files))
         for name, path in files.items():
-            print(f"{name:<{width}}  {path if args.paths else first_line(path)}")
+            shown = str(path) if args.paths else first_line(path)
+            print(f"{name:<{width}}  {shown}")
 
     return run
 

@@ -4,7 +4,7 @@ A document, a model's answer, or the name of a field or file may hold sequences 
 window or write the clipboard, and characters that reverse the reading order.
 """
 
-_COMMANDS = [*(c for c in range(0x20) if chr(c) not in "\n\t"), *range(0x7F, 0xA0)]
+_COMMANDS = {*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")}
 _ORDER = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SURROGATES = range(0xD800, 0xE000)
 _ESCAPES = {c: f"\\x{c:02x}" for c in _COMMANDS} | {c: f"\\u{c:04x}" for c in (*_ORDER, *_SURROGATES)}

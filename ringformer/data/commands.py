@@ -32,7 +32,9 @@ def _prepare(args: argparse.Namespace) -> None:
     options = from_flags(args, StoreOptions)
     directory = Path(args.store)
     if args.clean not in ("", "usual") and not rules_of(args.clean, args.format):
-        which = "only the rule html cleans documents" if args.format == "documents" else "no rule cleans tokens"
+        which = "no rule cleans tokens"
+        if args.format == "documents":
+            which = "only the rule html cleans documents"
         raise ValueError(f"--clean={args.clean}: {which}: leave out the others")
     tokenizer = load_tokenizer(options.tokenizer)
     for store in open_or_build(directory, options, tokenizer):
@@ -88,7 +90,8 @@ def _inspect(args: argparse.Namespace) -> None:
         )
     store = open_one(args.store, ("train",))
     copied = store.path.parent / "tokenizer"
-    tokenizer = load_tokenizer(args.tokenizer or (str(copied) if copied.is_dir() else "bytes"))
+    usual = str(copied) if copied.is_dir() else "bytes"
+    tokenizer = load_tokenizer(args.tokenizer or usual)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # documents may hold bytes that are not UTF-8
     console = Console(highlight=False)
@@ -127,7 +130,8 @@ def _tokenizer(args: argparse.Namespace) -> None:
         any_bytes=False,
         malformed=Malformed(skip=args.skip_malformed),
     )
-    train_sentencepiece((document.text for document in documents), args.out, args.vocab_size)
+    texts = (document.text for document in documents)
+    train_sentencepiece(texts, args.out, args.vocab_size)
     for reason, count in sorted(documents.left_out.items()):
         print(f"{count:,} {reason}")
     print(f"wrote {args.out}")

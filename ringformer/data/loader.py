@@ -98,12 +98,15 @@ class Loader:
         self._features = features
         self._ring_size = ring_size
         self._layout = layout
-        rings_of_buckets = {math.gcd(2**k, ring_size) for k in range(packing.buckets + 1)}
-        self._orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in rings_of_buckets}
+        self._orders: dict[int, np.ndarray] = {}
+        for k in range(packing.buckets + 1):
+            rings = math.gcd(2**k, ring_size)
+            if rings not in self._orders:
+                self._orders[rings] = permutation(layout, seq_len, ring_size, rings)
 
     def document_lengths(self) -> list[DocumentLengths]:
         """Return the lengths of each store's documents; `too_short` turns them into a warning for training."""
-        return [document_lengths(part) for part in self.sequences.selections]
+        return list(map(document_lengths, self.sequences.selections))
 
     def passes(self, steps: int) -> dict[str, float]:
         """Count the passes that `steps` make through each store's selected documents, by the store's folder."""
@@ -212,8 +215,9 @@ class Loader:
             rows, columns = index or (slice(None), slice(None))
             held.setdefault(bounds(rows, self.batch_size), np.zeros(self.seq_len, bool))[columns] = True
         fields: dict[tuple[int, int], list[np.ndarray]] = {}
-        for rows, columns in held.items():
-            fields[rows], structure = jax.tree.flatten(self.read(step, slice(*rows), columns))
+        for bounds_of_rows, mask in held.items():
+            read = self.read(step, slice(*bounds_of_rows), mask)
+            fields[bounds_of_rows], structure = jax.tree.flatten(read)
 
         def part(index: Any, field: int) -> np.ndarray:
             rows = bounds(index[0], self.batch_size)

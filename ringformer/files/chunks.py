@@ -18,16 +18,16 @@ def array_metadata(
       shape, chunk: shapes of the array and of a chunk.
       compressed: True if chunks are compressed with zstd before the checksum is added.
     """
+    codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    if compressed:
+        codecs.append({"name": "zstd", "configuration": {"level": 1}})
+    codecs.append({"name": "crc32c"})
     return {
         "shape": shape,
         "data_type": dtype.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
         "chunk_key_encoding": {"name": "v2"},  # "0.1", beside zarr.json: no folder for each dimension
-        "codecs": [
-            {"name": "bytes", "configuration": {"endian": "little"}},
-            *([{"name": "zstd", "configuration": {"level": 1}}] if compressed else []),
-            {"name": "crc32c"},
-        ],
+        "codecs": codecs,
     }
 
 

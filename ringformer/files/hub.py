@@ -32,12 +32,16 @@ def on_hub(path: str | Path) -> bool:
 def repository_of(origin: str) -> tuple[str, str | None]:
     """Return the repository and the commit in a snapshot's name; of anything else, such as a folder, only the name."""
     repo, _, commit = origin.removeprefix(PREFIX).partition("@")
-    return (repo, commit) if origin.startswith(PREFIX) and commit and _ID.fullmatch(repo) else (origin, None)
+    if origin.startswith(PREFIX) and commit and _ID.fullmatch(repo):
+        return repo, commit
+    return origin, None
 
 
 def local(path: str | Path, files: Sequence[str] | None = None, kind: Literal["model", "dataset"] = "model") -> Path:
     """Return `path`, or the folder of a snapshot if it is on the hub; arguments and errors of `snapshot`."""
-    return snapshot(str(path), files, kind).folder if on_hub(path) else Path(path)
+    if not on_hub(path):
+        return Path(path)
+    return snapshot(str(path), files, kind).folder
 
 
 def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model", "dataset"] = "model") -> Snapshot:
@@ -76,7 +80,9 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
             f"{name}: {absent}the hub has no such {kind}; for a private one, set HF_TOKEN to a token of yours"
         ) from None
     except errors.LocalEntryNotFoundError:
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
+        why = f"{constants.ENDPOINT} cannot be reached"
+        if constants.HF_HUB_OFFLINE:
+            why = "HF_HUB_OFFLINE is set"
         raise ValueError(f"{name}: {absent}it is not in the cache of the hub, and {why}") from None
     except (OSError, errors.HfHubHTTPError) as error:
         raise ValueError(f"{name} cannot be downloaded: {str(error).splitlines()[0]}") from None

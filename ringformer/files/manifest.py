@@ -61,7 +61,9 @@ def write_manifest(folder: Path, parts: int = 0, names: Iterable[str] | None = N
         hashes |= json.loads(path.read_text())
     for path in left:
         path.unlink()
-    rest = sorted(_files(folder) - hashes.keys() - set(but) if names is None else names)
+    if names is None:
+        names = _files(folder) - hashes.keys() - set(but)
+    rest = sorted(names)
     with ThreadPoolExecutor(THREADS) as threads:
         hashes |= zip(rest, threads.map(lambda name: entry_of(read_back(folder / name)), rest), strict=True)
     _write(folder / MANIFEST, dict(sorted(hashes.items())))
@@ -72,20 +74,21 @@ def read_manifest(folder: Path) -> Hashes | None:
     path = folder / MANIFEST
     try:
         hashes = json.loads(path.read_text())
-        valid = type(hashes) is dict and all(
-            not Path(name).is_absolute()
-            and ".." not in Path(name).parts
-            and type(entry) is list
-            and [type(x) for x in entry] == [int, str]
-            for name, entry in hashes.items()
-        )
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
-        valid = False
-    if not valid:
+        hashes = None
+    if type(hashes) is not dict or not all(_is_entry(name, entry) for name, entry in hashes.items()):
         raise DamagedFiles(f"{path} is not what was written: it is no list of files and hashes")
     return {name: (size, digest) for name, (size, digest) in hashes.items()}
+
+
+def _is_entry(name: str, entry: object) -> bool:
+    """Return True for the name of a file inside a folder, with its size and hash."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        return False
+    return type(entry) is list and list(map(type, entry)) == [int, str]
 
 
 def read_verified(folder: Path, name: str, hashes: Hashes, *, verify_crc: bool = True) -> bytes:
@@ -156,10 +159,11 @@ def find_faults(
         return ""
 
     with ThreadPoolExecutor(THREADS) as threads:
-        faults = [line for line in threads.map(fault, listed) if line]
+        faults = list(filter(None, threads.map(fault, listed)))
     if unlisted is not None:
-        strange = [name for name in sorted(_files(folder) - hashes.keys()) if wanted(name) and not unlisted(name)]
-        faults += [f"{folder / name} is not in {MANIFEST}" for name in strange]
+        for name in sorted(_files(folder) - hashes.keys()):
+            if wanted(name) and not unlisted(name):
+                faults.append(f"{folder / name} is not in {MANIFEST}")
     return faults
 
 

@@ -24,4 +24,6 @@ def began(pid: int) -> str:
     except OSError:
         return ""
     state, *fields = stat.rpartition(")")[2].split()
-    return "" if state in "ZX" else fields[18]
+    if state in "ZX":
+        return ""
+    return fields[18]

@@ -42,7 +42,8 @@ def contained(folder: str | Path, name: str) -> Path:
 
 def contained_files(folder: str | Path, names: Iterable[str]) -> list[Path]:
     """Return the paths of the files `names` that exist in `folder`. Raises ValueError like `contained`."""
-    return [path for path in [contained(folder, name) for name in names] if path.is_file()]
+    paths = [contained(folder, name) for name in names]
+    return list(filter(Path.is_file, paths))
 
 
 def read_object(folder: str | Path, name: str, advice: str = "download it again") -> dict[str, Any]:
@@ -68,5 +69,8 @@ def read_object(folder: str | Path, name: str, advice: str = "download it again"
 
 def _blobs(root: Path) -> list[Path]:
     """Return the folders that a snapshot may link to: REPOSITORY/blobs for REPOSITORY/snapshots/REVISION/..."""
-    snapshots = (path for path in root.parents if path.name == "snapshots")
-    return [path.parent / "blobs" for path in snapshots if path.parent.name.startswith(CACHED)]
+    blobs = []
+    for path in root.parents:
+        if path.name == "snapshots" and path.parent.name.startswith(CACHED):
+            blobs.append(path.parent / "blobs")
+    return blobs

@@ -21,7 +21,7 @@ def encode_answers(tokenizer: Tokenizer, chats: Sequence[Sequence[Segment]]) -> 
     """Encode each sequence as `Tokenizer.encode_chats` does, but without a token that holds parts of a prompt and of
     its answer. The result is an error for a sequence that the tokenizer cannot encode in two pieces."""
     encoded = tokenizer.encode_chats(chats)
-    headers = [_headers(chat) for chat in chats]
+    headers = list(map(_headers, chats))
     distinct: set[tuple[Segment, ...]] = set()
     for of_chat in headers:
         distinct.update(of_chat.values())

@@ -97,10 +97,10 @@ class ChatTemplate:
                 "the date with --chat_date=2024-07-26, or data.chat_date in a config"
             )
         read = meta.find_undeclared_variables(tree)
-        unread = [name for name in options or () if name not in read]
-        if unread:
-            free = ", ".join(sorted(read - {"messages", "tools", "add_generation_prompt", "strftime_now", *values}))
-            raise Refused(f"it does not read template_option {unread[0]}; the names that it reads are {free or 'none'}")
+        for name in options or ():
+            if name not in read:
+                free = ", ".join(sorted(read - {"messages", "tools", "add_generation_prompt", "strftime_now", *values}))
+                raise Refused(f"it does not read template_option {name}; the names that it reads are {free or 'none'}")
         self._template = sandbox.from_string(tree)
         self._values = values | (options or {})
         self._controls = controls
@@ -122,7 +122,7 @@ class ChatTemplate:
     def read(self, conversation: list[list[Any]]) -> list[dict[str, Any]]:
         """Return the messages of a conversation as templates read them, and keep its tools for `render`."""
         tools = None
-        turns = []
+        turns: list[dict[str, Any]] = []
         for role, text, extra, *_ in conversation:
             if role == "tools" and not turns:
                 tools = json.loads(text)

@@ -22,7 +22,7 @@ from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.rendered import Rendered, checked_segments, checked_sequences
 from ringformer.data.chats.sandboxed_template import TOO_MUCH_OUTPUT
 from ringformer.data.chats.template_worker import TOO_MUCH_MEMORY
-from ringformer.data.tokenizers.base import Segment, Tokenizer
+from ringformer.data.tokenizers.base import Segment, Tokenizer, control_name
 
 SAFE_VERSION = (3, 1, 6)
 """First safe version of jinja2: in earlier versions, a template could escape the sandbox through `attr`
@@ -66,14 +66,14 @@ class JinjaTemplate:
     def __init__(self, tokenizer: Tokenizer, chat_date: str | None, options: Mapping[str, Any]):
         _check_version()
         self._tokenizer = tokenizer
-        names = {key: name for key, name in tokenizer.config.items() if key.endswith("_token")}
-        for key, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
-            if names.get(key) is None:
-                names[key] = _control_name(tokenizer, token)
-        values = {key: name for key, name in names.items() if name is not None}
+        names = {"bos_token": control_name(tokenizer, tokenizer.bos_id)}
+        names["eos_token"] = control_name(tokenizer, tokenizer.eos_id)
+        for key, name in tokenizer.config.items():
+            if key.endswith("_token") and name is not None:
+                names[key] = name
         template = {
             "source": _source(tokenizer),
-            "values": values,
+            "values": names,
             "options": options,
             "controls": list(tokenizer.controls),
             "chat_date": chat_date,
@@ -150,14 +150,6 @@ class JinjaTemplate:
 
 def _named(tokenizer: Tokenizer) -> str:
     return f"the chat template of tokenizer {tokenizer.name}"
-
-
-def _control_name(tokenizer: Tokenizer, token: int | None) -> str:
-    """Return the name of a control token; empty if there is none."""
-    for name, i in tokenizer.controls.items():
-        if i == token:
-            return name
-    return ""
 
 
 def _characters(messages: Sequence[Message]) -> int:

@@ -91,10 +91,16 @@ def _grouped(whole: str, answers: list[Answer], is_trained: list[bool]) -> list[
     text = whole
     left = answers
     while True:
-        kept = [answer for answer in left if text.startswith(answer.text)]
+        kept = []
+        others = []
+        for answer in left:
+            if text.startswith(answer.text):
+                kept.append(answer)
+            else:
+                others.append(answer)
         if kept:
             sequences.append(Sequence(text, kept))
-        left = [answer for answer in left if answer not in kept]
+        left = others
         needed = [answer for answer in left if is_trained[answer.number] or not sequences]
         if not needed:
             return sequences[::-1]

@@ -93,16 +93,18 @@ class LengthBuckets:
         dealt = deal(np.diff(store.offsets)[selected], seq_len, options.buckets, batch_size, rng)
         self.parts: list[WholeDocuments] = []
         self._halvings: list[int] = []
+        batches = []
+        whole_batches = []
         for k, own in enumerate(dealt):
             if len(own):
                 rows = batch_size << k
                 packed = WholeDocuments(store, seq_len >> k, seed, options, batch_size=rows, documents=selected[own])
                 self.parts.append(packed)
                 self._halvings.append(k)
-        batches = [packed.per_epoch / packed.batch_size for packed in self.parts]
+                batches.append(packed.per_epoch / rows)
+                whole_batches.append(packed.per_epoch // rows)
         self.shares: list[int] = integer_shares(batches, PERIOD)
         self._turns = Turns(self.shares, seed)
-        whole_batches = [packed.per_epoch // packed.batch_size for packed in self.parts]
         self.per_epoch: int = self._turns.until_any(whole_batches) * batch_size
 
     @property

@@ -25,6 +25,7 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
     """Parse a mixture such as "stores/chat:7,stores/long:3" into stores and integer shares."""
     paths: list[str] = []
     shares: list[Fraction] = []
+    multiple = 1
     for part in text.split(","):
         path, _, weight = part.strip().rpartition(":")
         try:
@@ -35,11 +36,10 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
             raise ValueError(f"mixture part {part!r} is not STORE:WEIGHT with a weight above 0, as in stores/chat:7")
         paths.append(path.rstrip("/"))
         shares.append(share)
+        multiple = math.lcm(multiple, share.denominator)
     twice = {path for path in paths if paths.count(path) > 1}
     if twice:
         raise ValueError(f"mixture {text!r} names {', '.join(sorted(twice))} twice; add up the weights")
-    denominators = [share.denominator for share in shares]
-    multiple = math.lcm(*denominators)
     whole = _in_lowest_terms([int(share * multiple) for share in shares])
     if sum(whole) > LONGEST_PERIOD:
         raise ValueError(

@@ -27,10 +27,9 @@ backward, the mean of steps with and without a mask (`tests/estimate/kernels/tes
 
 def kernel_share(chunk: int) -> float:
     """Return the share of a chunk of any size: between two of `KERNEL_SHARES`, or in proportion to the smallest."""
-    sizes = sorted(KERNEL_SHARES)
+    sizes, shares = zip(*sorted(KERNEL_SHARES.items()), strict=True)
     if chunk < sizes[0]:
-        return KERNEL_SHARES[sizes[0]] * chunk / sizes[0]
-    shares = [KERNEL_SHARES[size] for size in sizes]
+        return shares[0] * chunk / sizes[0]
     return float(np.interp(chunk, sizes, shares))
 
 
@@ -107,7 +106,8 @@ def ring_work(
     tables: dict[Source, tuple[np.ndarray, np.ndarray]] = {}
     for source in ("own", "earlier", "later"):
         pairs = visible_pairs(layout, source, True, q_cut, k_cut)
-        tables[source] = np.concatenate([x.q for x in pairs]), np.concatenate([x.k for x in pairs])
+        q, k, _ = map(np.concatenate, zip(*pairs, strict=True))
+        tables[source] = q, k
     by_rank = np.zeros((ranks, ranks))
     for hop in range(ranks):
         receivers: dict[Source, range] = {"own": range(ranks)}
@@ -122,7 +122,7 @@ def ring_work(
             by_rank[hop, some] = live.any(axis=0).sum(axis=1) * q_cut.size * k_cut.size
     if gathered and ranks > 1:
         by_rank = np.stack([by_rank[0], by_rank[1:].sum(axis=0)])
-    visible = float(np.mean([_visible(row) for row in rows]))
+    visible = float(np.mean(list(map(_visible, rows))))
     return RingWork(by_rank.max(axis=1)[None], float(by_rank.sum()), visible, ranks)
 
 

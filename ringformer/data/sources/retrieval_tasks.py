@@ -37,8 +37,11 @@ def add_tasks(text: str, tasks: int, digest: bytes) -> tuple[str, Counter[str]]:
     questions = []
     for task in range(tasks):
         if task % 2 == 0 and len(words) >= WORDS:
-            chosen = [words[i] for i in rng.choice(len(words), WORDS, replace=False)]
-            counted = [f"{word} {occurrences[word]}" for word in chosen]
+            chosen = []
+            counted = []
+            for i in rng.choice(len(words), WORDS, replace=False):
+                chosen.append(words[i])
+                counted.append(f"{words[i]} {occurrences[words[i]]}")
             question = f"How often does each of these words occur in the text above: {', '.join(chosen)}?"
             answer = ", ".join(counted)
             counts["retrieval tasks added: words counted"] += 1

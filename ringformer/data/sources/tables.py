@@ -98,7 +98,7 @@ def _arrow(path: Path, only: Sequence[str]) -> Iterator[Any]:
         with pyarrow.memory_map(str(path)) as file:
             if file.read(6) == b"ARROW1":
                 reader = pyarrow.ipc.open_file(file)
-                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+                batches = map(reader.get_batch, range(reader.num_record_batches))
             else:
                 file.seek(max(file.size() - len(END_OF_STREAM), 0))
                 if file.read() != END_OF_STREAM:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ringformer.data.stores.options import Begin
 from ringformer.data.stores.token_store import TokenStore
-from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.data.tokenizers.base import Tokenizer, control_name
 
 
 def begins_documents(begin: Begin, tokenizer: Tokenizer) -> bool:
@@ -34,11 +34,12 @@ def texts_begin(stores: Sequence[TokenStore], tokenizer: Tokenizer) -> bool | No
     """
     deciding = [store for store in stores if store.has_documents] or stores
     begun = 0
+    documents = 0
     for store in deciding:
         if store.begun is None:
             return None
         begun += store.begun
-    documents = sum(store.meta["documents"] for store in deciding)
+        documents += store.meta["documents"]
     if not deciding[0].has_documents and not tokenizer.begins:
         return False
     return 2 * begun > documents
@@ -75,5 +76,4 @@ def describe_earlier(store: TokenStore, tokenizer: Tokenizer) -> str:
 
 def bos_name(tokenizer: Tokenizer) -> str:
     """Return the name of the BOS token."""
-    names = (name for name, i in tokenizer.controls.items() if i == tokenizer.bos_id)
-    return next(names, f"the token {tokenizer.bos_id}")
+    return control_name(tokenizer, tokenizer.bos_id) or f"the token {tokenizer.bos_id}"

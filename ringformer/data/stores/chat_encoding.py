@@ -232,12 +232,22 @@ class ChatEncoder:
             self._count("answers cut at chat_length")
             ids = ids[:limit]
             trained = trained[:limit]
-        if not cut and not any(answer.extra for answer in answers):
-            text = "".join(answer.content for answer in answers if answer.trained)
-        else:
+        text = _trained_text(answers)
+        if cut or text is None:
             text = self.tokenizer.decode(ids[trained])
         size = len(text.encode("utf-8", "surrogateescape"))
         return Encoded(ids, trained, size, digest)
+
+
+def _trained_text(answers: Sequence[Message]) -> str | None:
+    """Return the text that is trained on; None if an answer has more than its content."""
+    texts = []
+    for answer in answers:
+        if answer.extra:
+            return None
+        if answer.trained:
+            texts.append(answer.content)
+    return "".join(texts)
 
 
 def _without_errors(results: Iterable[TrainedSequence | ValueError]) -> list[TrainedSequence]:

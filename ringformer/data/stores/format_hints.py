@@ -12,11 +12,10 @@ def ways_to_read(record: dict[str, Any], but: str) -> str:
     Args:
       but: the format that cannot read it.
     """
-    ways = [f"--format={name}" for name in formats_of(record)]
+    readable: list[str] = [*formats_of(record)]
     if isinstance(record.get(IDS), list):
-        ways.append("--format=tokens")
-    if f"--format={but}" in ways:
-        ways.remove(f"--format={but}")
+        readable.append("tokens")
+    ways = [f"--format={name}" for name in readable if name != but]
     texts = [key for key, value in record.items() if isinstance(value, str) and value]
     if but == "documents":
         ways += [f"--field={key}" for key in texts]

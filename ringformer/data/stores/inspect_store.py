@@ -52,8 +52,7 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
 
 def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Text:
     names = {i: name for name, i in tokenizer.controls.items()}
-    is_name = [i in names for i in ids.tolist()]
-    kinds = list(zip(trained.tolist(), is_name, strict=True))
+    kinds = list(zip(trained.tolist(), map(names.__contains__, ids.tolist()), strict=True))
     text = Text()
     for (is_trained, is_control), run in itertools.groupby(range(len(ids)), kinds.__getitem__):
         style = "green" if is_trained else "dim"

@@ -27,9 +27,12 @@ def make_report(
     Args:
       files: names of the files left out, by reason.
     """
-    report: dict[str, Any] = {name: _describe(store) for name, store in stores.items()}
+    report: dict[str, Any] = {}
+    tokens = 0
+    for name, store in stores.items():
+        report[name] = _describe(store)
+        tokens += store.meta["tokens"]
     report["begin"] = None if tokenizer.bos_id is None else bos_name(tokenizer)
-    tokens = sum(store.meta["tokens"] for store in stores.values())
     report["left_out"] = {reason: count for reason, count in sorted(left_out.items()) if count}
     report["files_left_out"] = dict(files)
     return report | {"seconds": round(seconds, 3), "tokens_per_second": round(tokens / seconds)}

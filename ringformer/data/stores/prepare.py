@@ -205,7 +205,10 @@ def build_stores(
 
 def _fingerprinted(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Select the settings that are part of a store's fingerprint."""
-    fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
+    fingerprinted = {}
+    for key in FINGERPRINTED:
+        if key in settings:
+            fingerprinted[key] = settings[key]
     if settings.get("format") == "documents":
         fingerprinted.pop("clean", None)
     for key in FINGERPRINTED_IF_SET:

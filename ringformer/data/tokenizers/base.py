@@ -76,6 +76,14 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
         )
 
 
+def control_name(tokenizer: Tokenizer, token: int | None) -> str:
+    """Return the name of a control token; empty if it has none."""
+    for name, i in tokenizer.controls.items():
+        if i == token:
+            return name
+    return ""
+
+
 def existing_file(path: str | Path) -> Path:
     """Return the path of a file. Raises FileNotFoundError if it does not exist."""
     if not Path(path).is_file():

@@ -143,8 +143,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._token_bytes.with_masks(chats, self.encode_batch(texts), self._by_offsets)
 
     def _by_offsets(self, chat: Sequence[Segment]) -> np.ndarray:
-        pieces = [(piece.decode(), trained) for piece, trained in self._token_bytes.pieces(chat)]
-        text = "".join(piece for piece, _ in pieces)
+        in_bytes = self._token_bytes.pieces(chat)
+        text = join_pieces(in_bytes).decode()
+        pieces = [(piece.decode(), trained) for piece, trained in in_bytes]
         spans = self._long(text, lambda tokens: np.stack([tokens.starts, tokens.ends], 1))
         starts, ends = spans.T
         return trained_tokens(starts, ends, pieces)

@@ -26,7 +26,7 @@ class TokenBytes:
 
     def __init__(self, tokens: Sequence[bytes]):
         self._tokens: Any = np.array(tokens, object)
-        self._lengths = np.array([len(token) for token in tokens], np.int32)
+        self._lengths = np.array(list(map(len, tokens)), np.int32)
 
     def lengths(self, controls: Iterable[int]) -> np.ndarray:
         """Return the number of bytes of each token, 0 for `controls`, int32 [tokens]."""
