@@ -173,10 +173,10 @@ class Loader:
         if work.product < UNBALANCED:
             return None
         command = f"data inspect {self.stores[0].path.parent} --ring_size={self._ring_size} --seq_len={self.seq_len}"
-        if self._packing.min_length:
-            command += f" --min_length={self._packing.min_length}"
-        if self._packing.max_length:
-            command += f" --max_length={self._packing.max_length}"
+        limits = {"min_length": self._packing.min_length, "max_length": self._packing.max_length}
+        for name, tokens in limits.items():
+            if tokens:
+                command += f" --{name}={tokens}"
         return (
             f"documents make attention take {work.product:.1f} times its ideal on this ring (slowest rank over mean "
             f"{work.balance:.1f}, computed over visible pairs {work.excess:.1f}): `ringformer {command}` counts other "
