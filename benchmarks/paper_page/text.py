@@ -233,8 +233,9 @@ a context of 4K. The formula is (6 h + s) / (6 h + 4096).
 ## Method
 
 `python -m benchmarks.paper_page` wrote this page from what `ringformer tables` compiled: `results/max_context.json`,
-`results/activations.json`, `results/table4.json` and `results/table5.json`. **Compiled** means that the compiler for that
-hardware compiled the train step of `ringformer train` (AdamW, full rematerialisation, one `shard_map`, `check_vma=True`).
+`results/activations.json`, `results/table4.json` and `results/table5.json`. **Compiled** means that the compiler for
+that hardware compiled the train step of `ringformer train` (AdamW, full rematerialisation, one `shard_map`,
+`check_vma=True`).
 
 - On TPU, a context fits if the compiler accepts the program's memory.
 - The GPU compiler rejects nothing. There, a context fits if arguments, outputs and temporaries take at most 92% of the

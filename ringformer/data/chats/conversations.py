@@ -150,11 +150,7 @@ def read_messages(record: dict[str, Any], chat_format: ChatFormat) -> tuple[Mess
     shape = FORMATS[chat_format]
     if isinstance(shape, Instructions):
         return _messages(_instruction(record, shape), record if shape.lists else {}, TURNS)
-    _given_key(record, shape.turns, "one of them")
-    turns = None
-    for key in shape.turns:
-        if turns is None:
-            turns = record.get(key)
+    turns = record.get(_given_key(record, shape.turns, "one of them"))
     if not isinstance(turns, list):
         names = " or ".join(map(repr, shape.turns))
         raise MalformedRecord(f"no list {names}; it has: {', '.join(record) or 'nothing'}", OTHER_SHAPE)
@@ -169,12 +165,15 @@ def read_messages(record: dict[str, Any], chat_format: ChatFormat) -> tuple[Mess
 
 
 def _given_key(record: dict[str, Any], keys: Sequence[str], keep: str) -> str:
-    """Return the one of the keys that has a value, or the first if none has. Raises MalformedRecord, with what to keep,
-    if several have one."""
+    """Return the one of the keys that has a value, else one that the record has, empty, else the first.
+
+    Raises MalformedRecord, with what to keep, if several have a value.
+    """
     given = [key for key in keys if record.get(key)]
     if len(given) > 1:
         raise MalformedRecord(f"it has {' and '.join(map(repr, given))}: keep {keep}", OTHER_SHAPE)
-    return given[0] if given else keys[0]
+    empty = [key for key in keys if record.get(key) is not None]
+    return [*given, *empty, keys[0]][0]
 
 
 def _instruction(record: dict[str, Any], shape: Instructions) -> list[Any]:

@@ -71,7 +71,7 @@ class TokenStore:
         self.mask: CheckedArray | None = None
         hashes = {self.tokens: files["tokens.bin"][1]}
         if "mask.bin" in files:
-            self.mask: CheckedArray | None = CheckedArray(self.path / "mask.bin", np.dtype(np.uint8))
+            self.mask = CheckedArray(self.path / "mask.bin", np.dtype(np.uint8))
             hashes[self.mask] = files["mask.bin"][1]
         self.check: ContentCheck = ContentCheck(self.path, hashes)
 

@@ -51,6 +51,7 @@ SHAPES = {
     ),
     "an empty system": ("messages", {"messages": turns("q é", "a"), "system": None}, PAIR),
     "messages beside empty conversations": ("messages", {"conversations": None, "messages": turns("q é", "a")}, PAIR),
+    "conversations beside empty messages": ("messages", {"messages": [], "conversations": turns("q é", "a")}, PAIR),
     "completion": ("prompt", {"prompt": "q é", "completion": "a"}, PAIR),
     "response to a prompt": ("prompt", {"prompt": "q é", "response": "a", "system": "s"}, WITH_SYSTEM),
     "response beside no completion": ("prompt", {"prompt": "q é", "response": "a", "completion": None}, PAIR),
