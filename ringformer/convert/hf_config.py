@@ -1,5 +1,6 @@
 """Translation of a Hugging Face config.json to the configuration of a family and back."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ringformer.checkpoints.rope_change import RopeChange
@@ -72,23 +73,34 @@ def from_hf_config(hf: dict[str, Any]) -> DecoderConfig:
     for key, supported in required.items():
         if hf.get(key, supported[0]) not in supported:
             raise ValueError(f"config.json has {key}={hf[key]!r}: only {supported[0]!r} can be converted")
-    if missing := [key for key in SIZES if key not in hf]:
+    missing = [key for key in SIZES if key not in hf]
+    if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
     hf = {key: value for key, value in hf.items() if value is not None or key not in NULLABLE}
     for key in (*SIZES, "num_key_value_heads", "head_dim"):
         if key in hf and not (type(hf[key]) is int and hf[key] >= 1):
             raise ValueError(f"config.json has {key}={hf[key]!r}, must be a whole number of at least 1")
-    check_numbers({key: hf[key] for key in NUMBERS if key in hf})
-    if type(tied := hf.get("tie_word_embeddings", False)) is not bool:
+    check_numbers(_present(hf, NUMBERS))
+    tied = hf.get("tie_word_embeddings", False)
+    if type(tied) is not bool:
         raise ValueError(f"config.json has tie_word_embeddings={tied!r}, must be true or false")
+    fields: dict[str, Any] = {}
+    for key, field in SIZES.items():
+        fields[field] = hf[key]
+    for key, (field, default) in OPTIONAL_FIELDS.items():
+        fields[field] = hf.get(key, default)
     heads = hf["num_attention_heads"]
     return family.config(
-        **{ours: hf[theirs] for theirs, ours in SIZES.items()},
+        **fields,
         num_kv_heads=hf.get("num_key_value_heads", heads),
         head_dim=hf.get("head_dim", hf["hidden_size"] // heads),
-        **{ours: hf.get(theirs, default) for theirs, (ours, default) in OPTIONAL_FIELDS.items()},
         **table.read(hf),
     )
+
+
+def _present(values: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the values of those of the keys that there are, in the order of `keys`."""
+    return {key: values[key] for key in keys if key in values}
 
 
 def with_rope(hf: dict[str, Any], change: RopeChange) -> dict[str, Any]:
@@ -106,7 +118,7 @@ def with_rope(hf: dict[str, Any], change: RopeChange) -> dict[str, Any]:
     config = from_hf_config(hf)
     written = table.write(change.apply(config, context))
     kept = {key: value for key, value in hf.items() if key not in ROPE_KEYS}
-    result = kept | {key: written[key] for key in ROPE_KEYS if key in written}
+    result = kept | _present(written, ROPE_KEYS)
     reached = change.context(config, context)
     if reached is not None and reached > (context_of({**table.absent, **result}) or 0):
         result["max_position_embeddings"] = reached
@@ -146,25 +158,31 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
             raise ValueError("config.json has neither architectures nor a model_type: which model is it?")
         by_type = {table.model_type: table.architecture for table, _ in tables}
         architectures = [by_type.get(hf["model_type"], hf["model_type"])]
-    name = architectures[0] if type(architectures) is list and len(architectures) == 1 else None
-    wrapped = type(hf.get("text_config")) is dict and any(name == table.wrapper for table, _ in tables)
-    text = text_keys(hf, OUTER) if wrapped else hf
-    possible = [
-        (table, family) for table, family in tables if name == (table.wrapper if wrapped else table.architecture)
-    ]
+    listed = type(architectures) is list
+    name = architectures[0] if listed and len(architectures) == 1 else None
+
+    text = hf
+    where = "config.json"
+    possible = [(table, family) for table, family in tables if table.architecture == name]
+    wrappers = [(table, family) for table, family in tables if table.wrapper == name]
+    if wrappers and type(hf.get("text_config")) is dict:
+        text = text_keys(hf, OUTER)
+        where = f"the text_config of this {name}"
+        possible = wrappers
     for table, family in possible:
         if text.get("model_type", table.model_type) == table.model_type:
             return {**table.absent, **text}, family
     if possible:
-        where = f"the text_config of this {name}" if wrapped else "config.json"
         types = " or ".join(repr(table.model_type) for table, _ in possible)
         raise ValueError(f"{where} has model_type={text['model_type']!r}: only {types} can be converted as {name}")
+
     classes = ", ".join(table.architecture for table, _ in tables)
-    named = ", ".join(map(str, architectures)) if type(architectures) is list else repr(architectures)
-    lacking = mechanisms(hf)
+    named = ", ".join(map(str, architectures)) if listed else repr(architectures)
+    if lacking := mechanisms(hf):
+        named += f", with {lacking}"
     raise ValueError(
-        f"the model is a {named}{', with ' if lacking else ''}{lacking}: ringformer has no such family. It converts "
-        f"{classes} (docs/models.md); docs/how-to/another-model.md says how to add one"
+        f"the model is a {named}: ringformer has no such family. It converts {classes} (docs/models.md); "
+        "docs/how-to/another-model.md says how to add one"
     )
 
 
@@ -221,14 +239,17 @@ def to_hf_config(config: DecoderConfig, *, max_position: int, dtype: str, token_
             f"hidden_size={config.hidden_size} is not a multiple of num_heads={config.num_heads}: transformers refuses "
             f"such a {table.model_type}"
         )
+    sizes = {key: getattr(config, field) for key, field in SIZES.items()}
+    optional = {key: getattr(config, field) for key, (field, _) in OPTIONAL_FIELDS.items()}
+    required = {key: values[0] for key, values in table.required.items() if values[0] is not None}
     return {
         "architectures": [table.architecture],
         "model_type": table.model_type,
-        **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
+        **sizes,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        **{key: values[0] for key, values in table.required.items() if values[0] is not None},
-        **{theirs: getattr(config, ours) for theirs, (ours, _) in OPTIONAL_FIELDS.items()},
+        **required,
+        **optional,
         "max_position_embeddings": max_position,
         **own,
         "dtype": dtype,
