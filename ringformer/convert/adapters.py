@@ -19,7 +19,7 @@ from ringformer.files.run_layout import CARD, CONFIG, LICENCES
 from ringformer.files.untrusted import contained, contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import as_decoder
-from ringformer.parallel.lora import PROJECTIONS
+from ringformer.parallel.lora import PROJECTIONS, LoraConfig
 from ringformer.parallel.mesh import make_mesh
 
 Index = tuple[slice, ...]
@@ -67,7 +67,8 @@ def adapters_of(run_dir: Path) -> tuple[Path, Factors]:
     factors: Factors = {}
     while (lora := lora_of(run_dir)) is not None:
         layers = read_adapters(run_dir)["layers"]
-        for part, weight, _ in (PROJECTIONS[name] for name in lora.names):
+        for name in lora.names:
+            part, weight, _ = PROJECTIONS[name]
             a = layers[part][weight]["a"]
             b = layers[part][weight]["b"]
             factors.setdefault(("layers", part, weight), []).insert(0, (lora.scale, a, b))
@@ -90,22 +91,19 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
       FileNotFoundError: if there is no checkpoint.
       DamagedFiles: if files of the checkpoint have changed.
     """
-    run_dir, lora, config = Path(run_dir), lora_of(run_dir), as_decoder(model_of(run_dir), run_dir)
+    run_dir = Path(run_dir)
+    lora = lora_of(run_dir)
+    config = as_decoder(model_of(run_dir), run_dir)
     if lora is None:
         raise ValueError(f"{run_dir} has no adapters: export its weights with ringformer convert to-hf")
-    layers = read_adapters(run_dir)["layers"]
-    tensors = {}
-    for part, weight, _ in (PROJECTIONS[name] for name in lora.names):
-        a, b = (layers[part][weight][key] for key in "ab")
-        for i, name in enumerate(Weight(("layers", part, weight), config).names):
-            tensors[_peft_name(name, "A")] = np.ascontiguousarray(a[i].reshape(-1, lora.rank).T)
-            tensors[_peft_name(name, "B")] = np.ascontiguousarray(b[i].reshape(lora.rank, -1).T)
+    tensors = _tensors(read_adapters(run_dir)["layers"], lora, config)
     base = base_of(run_dir)
     context = run_context(read_object(run_dir, CONFIG))
     assert context is not None, "a run with adapters has a length"
     made_of = read_object(base, CONFIG)
     loadable = "origin" in made_of and "adapters" not in made_of
-    name, commit = repository_of(made_of["origin"] if loadable else str(base))
+    origin = made_of["origin"] if loadable else str(base)
+    name, commit = repository_of(origin)
     hf = to_hf_config(config, max_position=context, dtype="float32", token_ids={})
     described = {
         "peft_type": "LORA",
@@ -122,15 +120,33 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
     }
     count = sum(x.size for x in tensors.values())
     carried = contained_files(run_dir, LICENCES)
-    changed = any(getattr(config, name) != getattr(model_of(base), name) for name in config.CONTEXT)
-    options = {"revision": commit, "rope_parameters": hf["rope_parameters"] if changed else None}
-    load = ", ".join([repr(name if loadable else "BASE"), *(f"{key}={x!r}" for key, x in options.items() if x)])
-    card = model_card(run_dir, hf, count, carried, load)
+    original = model_of(base)
+    changed = any(getattr(config, field) != getattr(original, field) for field in config.CONTEXT)
+    rope = hf["rope_parameters"] if changed else None
+    arguments = [repr(name) if loadable else "'BASE'"]
+    if commit:
+        arguments.append(f"revision={commit!r}")
+    if rope:
+        arguments.append(f"rope_parameters={rope!r}")
+    card = model_card(run_dir, hf, count, carried, ", ".join(arguments))
     with output_folder(Path(out), carried) as building:
         save_file(tensors, building / ADAPTERS, {"format": "pt"})
         (building / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
         (building / CARD).write_text(card, encoding="utf-8")
     return count
+
+
+def _tensors(layers: dict[str, Any], lora: LoraConfig, config: DecoderConfig) -> dict[str, np.ndarray]:
+    """Return the tensors of PEFT's file, by name."""
+    tensors = {}
+    for projection in lora.names:
+        part, weight, _ = PROJECTIONS[projection]
+        a = layers[part][weight]["a"]
+        b = layers[part][weight]["b"]
+        for i, name in enumerate(Weight(("layers", part, weight), config).names):
+            tensors[_peft_name(name, "A")] = np.ascontiguousarray(a[i].reshape(-1, lora.rank).T)
+            tensors[_peft_name(name, "B")] = np.ascontiguousarray(b[i].reshape(lora.rank, -1).T)
+    return tensors
 
 
 def from_peft(path: Path, config: DecoderConfig, origin: str) -> Factors:
@@ -148,11 +164,7 @@ def from_peft(path: Path, config: DecoderConfig, origin: str) -> Factors:
     for key, values in SUPPORTED.items():
         if peft.get(key, values[0]) not in values:
             raise ValueError(f"adapter_config.json has {key}={peft[key]!r}: only {values[0]!r} can be converted")
-    base, (name, commit) = (peft.get("base_model_name_or_path"), peft.get("revision")), repository_of(origin)
-    if commit and on_hub(str(base[0])) and (base[0] != name or base[1] not in (None, "main", commit)):
-        raise ValueError(
-            f"{path} has adapters of {base[0]}@{base[1] or 'main'}, not of {origin}: name the folder of their base"
-        )
+    _check_base(path, peft, origin)
     rank: Any = peft.get("r")
     alpha: Any = peft.get("lora_alpha")
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < alpha < float("inf"):
@@ -160,32 +172,55 @@ def from_peft(path: Path, config: DecoderConfig, origin: str) -> Factors:
     scale = alpha / rank**0.5 if peft.get("use_rslora") else alpha / rank
     tensors = TensorFolder(path, ADAPTERS)
     factors: Factors = {}
+    present = set()
     left = set(tensors.shapes)
-    for part, weight, inputs in PROJECTIONS.values():
+    for projection, (part, weight, inputs) in PROJECTIONS.items():
         place = Weight(("layers", part, weight), config)
-        names = {x: [_peft_name(tensor, x) for tensor in place.names] for x in "AB"}
-        if left.isdisjoint(names["A"] + names["B"]):
+        names_a = [_peft_name(tensor, "A") for tensor in place.names]
+        names_b = [_peft_name(tensor, "B") for tensor in place.names]
+        if left.isdisjoint(names_a + names_b):
             continue
-        (outputs, columns), (_, *shape) = place.tensor_shape, place.shape
-        for x, needed in (("A", (rank, columns)), ("B", (outputs, rank))):
-            for name in names[x]:
-                if tensors.shapes.get(name) != needed or tensors.dtypes[name] not in DTYPES:
-                    actual = f"{tensors.dtypes[name]} {list(tensors.shapes[name])}" if name in left else "missing"
-                    raise ValueError(f"{name} is {actual}, must be {list(needed)}: adapters of another base?")
-            left -= set(names[x])
-        a, b = (np.stack([np.asarray(tensors.read(n), np.float32).T for n in names[x]]) for x in "AB")
+        outputs, columns = place.tensor_shape
+        shape = place.shape[1:]
+        a = _stacked(tensors, names_a, (rank, columns))
+        b = _stacked(tensors, names_b, (outputs, rank))
         a = a.reshape(len(a), *shape[:inputs], rank)
         b = b.reshape(len(b), rank, *shape[inputs:])
         factors["layers", part, weight] = [(scale, a, b)]
+        present.add(projection)
+        left.difference_update(names_a, names_b)
     listed = peft.get("target_modules")
     if isinstance(listed, list):
-        there = {name for name, (part, weight, _) in PROJECTIONS.items() if ("layers", part, weight) in factors}
-        if differ := there ^ {str(module).rpartition(".")[2] for module in listed}:
+        targets = {str(module).rpartition(".")[2] for module in listed}
+        if differ := present ^ targets:
             raise ValueError(f"{path}: target_modules and the tensors differ in {min(differ)}")
-    if left or not factors:
-        wrong = f"{min(left)} belongs to no projection of the model" if left else "there are no adapters"
-        raise ValueError(f"{path / ADAPTERS}: {wrong}")
+    if left:
+        raise ValueError(f"{path / ADAPTERS}: {min(left)} belongs to no projection of the model")
+    if not factors:
+        raise ValueError(f"{path / ADAPTERS}: there are no adapters")
     return factors
+
+
+def _check_base(path: Path, peft: dict[str, Any], origin: str) -> None:
+    """Raise ValueError if PEFT's adapters name another repository of the hub, or another commit, than `origin`."""
+    base = peft.get("base_model_name_or_path")
+    revision = peft.get("revision")
+    name, commit = repository_of(origin)
+    if commit and on_hub(str(base)) and (base != name or revision not in (None, "main", commit)):
+        raise ValueError(
+            f"{path} has adapters of {base}@{revision or 'main'}, not of {origin}: name the folder of their base"
+        )
+
+
+def _stacked(tensors: TensorFolder, names: list[str], needed: tuple[int, ...]) -> np.ndarray:
+    """Return PEFT's tensors of these names, transposed, in float32, [L, ...]. Raises ValueError if one is missing,
+    or of another shape or dtype."""
+    for name in names:
+        shape = tensors.shapes.get(name)
+        if shape != needed or tensors.dtypes[name] not in DTYPES:
+            actual = "missing" if shape is None else f"{tensors.dtypes[name]} {list(shape)}"
+            raise ValueError(f"{name} is {actual}, must be {list(needed)}: adapters of another base?")
+    return np.stack([np.asarray(tensors.read(name), np.float32).T for name in names])
 
 
 def _peft_name(tensor: str, factor: str) -> str:

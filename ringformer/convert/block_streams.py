@@ -48,10 +48,10 @@ class _StreamHandler(ocp.type_handlers.TypeHandler):
         raise NotImplementedError("streams are opened, not described")
 
     async def serialize(self, values, infos, args=None):
-        leaves = (
-            Leaf(info, array_metadata(stream.weight.shape, stream.weight.chunk, stream.dtype), stream.blocks)
-            for stream, info in zip(values, infos, strict=True)
-        )
+        leaves = []
+        for stream, info in zip(values, infos, strict=True):
+            metadata = array_metadata(stream.weight.shape, stream.weight.chunk, stream.dtype)
+            leaves.append(Leaf(info, metadata, stream.blocks))
         write_part(Path(infos[0].parent_dir), 0, await write_arrays(leaves, create=True))
         return []
 
@@ -75,7 +75,8 @@ def open_streams(folder: Path, config: DecoderConfig) -> dict[ParamPath, ts.Tens
     """
     if faults := tree_faults(folder, lambda name: name.startswith("params."), chunks=False):
         raise DamagedFiles(f"the checkpoint is damaged: {'; '.join(faults[:3])}")
-    tree = {"params": unflatten_dict({w.path: ocp.RestoreArgs(restore_type=BlockStream) for w in weights(config)})}
+    arguments = {weight.path: ocp.RestoreArgs(restore_type=BlockStream) for weight in weights(config)}
+    tree = {"params": unflatten_dict(arguments)}
     with ocp.Checkpointer(PlainFiles(BlockStream, _StreamHandler())) as checkpointer:
         restored = checkpointer.restore(folder.absolute(), Restore(tree, restore_args=tree, partial_restore=True))
     return flatten_dict(restored["params"])

@@ -38,8 +38,9 @@ def _from_hf(args: argparse.Namespace) -> None:
     from ringformer.files.untrusted import read_object
 
     config = from_hf(args.path, args.out, args.dtype, args.adapters, rope_change(args))
-    rope = f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}"
-    rope = rope if any(config.ropes) else "without rotary positions"
+    rope = "without rotary positions"
+    if any(config.ropes):
+        rope = f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}"
     print(f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, {rope}")
     imported = read_object(args.out, HF_CONFIG)
     for key in KEPT:

@@ -8,7 +8,7 @@ from ringformer.checkpoints.saved_model import latest_checkpoint, model_of, run_
 from ringformer.convert.adapters import adapters_of, add_adapters
 from ringformer.convert.block_streams import open_streams
 from ringformer.convert.hf_config import KEPT, left_out, text_config, to_hf_config
-from ringformer.convert.hf_weights import weights
+from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.model_card import model_card
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import CODES, cast, supported_dtype, write_tensors
@@ -18,6 +18,8 @@ from ringformer.files.run_layout import CARD, CARRIED, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import as_decoder
+
+READING_ORDER = ("embed", "layers", "norm", "head")
 
 
 class Exported(NamedTuple):
@@ -59,7 +61,9 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     imported = contained_files(run_dir, [HF_CONFIG])
     config = as_decoder(model_of(run_dir), run_dir)
     run = read_object(run_dir, CONFIG)
-    hf = text_config(read_object(run_dir, HF_CONFIG))[0] if imported else {}
+    hf: dict[str, Any] = {}
+    if imported:
+        hf, _ = text_config(read_object(run_dir, HF_CONFIG))
     stored = open_streams(checkpoint, config)
     named: Any = dtype or hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
     origin = "as asked" if dtype else "as the Hugging Face model that it came from"
@@ -75,12 +79,11 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         dtype=named,
         token_ids=_token_ids(run_dir, run, hf),
     )
-    hf_config |= {key: hf[key] for key in KEPT if key in hf}
+    for key in KEPT:
+        if key in hf:
+            hf_config[key] = hf[key]
     card = model_card(run_dir, hf_config, config.num_params, carried)
-    reading_order = ("embed", "layers", "norm", "head")
-    tensors = [(w, layer, name) for w in weights(config) for layer, name in enumerate(w.names)]
-    tensors.sort(key=lambda tensor: (reading_order.index(tensor[0].path[0]), tensor[1]))
-    place = {name: (weight, layer) for weight, layer, name in tensors}
+    place = _tensors(config)
 
     def blocks(name: str):
         weight, layer = place[name]
@@ -96,11 +99,25 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     return Exported(config, named, origin, left_out(hf, hf_config))
 
 
+def _tensors(config: DecoderConfig) -> dict[str, tuple[Weight, int]]:
+    """Return the parameter and the layer of each tensor, by the tensor's name, in the order in which a model reads."""
+    place = {}
+    for weight in weights(config):
+        for layer, name in enumerate(weight.names):
+            place[name] = (weight, layer)
+
+    def position(name: str) -> tuple[int, int]:
+        weight, layer = place[name]
+        return READING_ORDER.index(weight.path[0]), layer
+
+    return {name: place[name] for name in sorted(place, key=position)}
+
+
 def _token_ids(run_dir: Path, run: dict[str, Any], hf: dict[str, Any]) -> dict[str, Any]:
     """Return the special ids of the imported model, or else the end-of-document id of the tokenizer."""
     ids: dict[str, Any] = {key: hf.get(key) for key in MODEL_IDS}
     if hf:
         return ids
     copied = run_dir / "tokenizer.model"
-    tokenizer = load_tokenizer(str(copied) if copied.is_file() else run["data"]["tokenizer"])
-    return ids | {"eos_token_id": tokenizer.eos_id}
+    name = str(copied) if copied.is_file() else run["data"]["tokenizer"]
+    return ids | {"eos_token_id": load_tokenizer(name).eos_id}

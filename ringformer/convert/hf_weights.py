@@ -53,15 +53,18 @@ def tensors_of(config: DecoderConfig) -> dict[ParamPath, tuple[str, str]]:
         del tensors["head",]
     if parts.bias:
         tensors |= BIASES
-    for x, heads in (("q", "H"), ("k", "K")) if parts.qk_norm else ():
-        pattern = "d -> d" if parts.qk_norm == "head" else f"({heads} d) -> {heads} d"
-        tensors["layers", "attention", f"{x}_norm"] = f"model.layers.{{}}.self_attn.{x}_norm.weight", pattern
+    if parts.qk_norm:
+        for x, heads in (("q", "H"), ("k", "K")):
+            pattern = "d -> d" if parts.qk_norm == "head" else f"({heads} d) -> {heads} d"
+            tensors["layers", "attention", f"{x}_norm"] = f"model.layers.{{}}.self_attn.{x}_norm.weight", pattern
     if parts.norms == "after":
         for path in INPUT_NORMS:
             del tensors[path]
     if parts.norms == "both":
         tensors[INPUT_NORMS[1]] = "model.layers.{}.pre_feedforward_layernorm.weight", "D -> D"
-    return tensors if parts.norms == "before" else tensors | OUTPUT_NORMS
+    if parts.norms != "before":
+        tensors |= OUTPUT_NORMS
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class Weight:
     def names(self) -> list[str]:
         """Names of the parameter's tensors, by layer."""
         name = self._tensors[0]
-        return [name.format(i) for i in range(self.config.num_layers)] if self.stacked else [name]
+        if not self.stacked:
+            return [name]
+        return [name.format(i) for i in range(self.config.num_layers)]
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:

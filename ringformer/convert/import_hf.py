@@ -69,19 +69,25 @@ def from_hf(
         hf = with_rope(hf, rope)
     config = from_hf_config(hf)
     table = text_config(hf)[1].hugging_face
-    model_tokens(path, "config.json", config.vocab_size, table.absent if table else {})  # refuses wrong ids
+    assert table is not None, "text_config finds families that can be converted"
+    model_tokens(path, "config.json", config.vocab_size, table.absent)  # refuses wrong ids
     check_tensors(tensors, config)
-    factors = {} if adapters is None else from_peft(Path(adapters), config, origin)
-    made_of: dict[str, Any] = {"origin": origin} | ({"adapters": str(adapters)} if factors else {})
+    factors: Factors = {}
+    made_of: dict[str, Any] = {"origin": origin}
+    if adapters is not None:
+        factors = from_peft(Path(adapters), config, origin)
+        made_of["adapters"] = str(adapters)
     if rope is not None:
         made_of["rope"] = rope.settings
 
-    streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target, factors)) for w in weights(config)}
+    streams = {}
+    for weight in weights(config):
+        blocks = _blocks(weight, tensors, target, factors)
+        streams[weight.path] = BlockStream(weight, target, blocks)
+    described = {"model": dataclasses.asdict(config)} | made_of | registered_by(config)
     with output_folder(Path(out), carried) as building:
         save_streams(building / CHECKPOINTS / "0" / "default", streams)
-        (building / CONFIG).write_text(
-            json.dumps({"model": dataclasses.asdict(config)} | made_of | registered_by(config), indent=1) + "\n"
-        )
+        (building / CONFIG).write_text(json.dumps(described, indent=1) + "\n")
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
         for file in card:
             shutil.copyfile(file, building / BASE_CARD)
@@ -99,7 +105,9 @@ def check_tensors(tensors: TensorFolder, config: DecoderConfig) -> None:
         raise ValueError(
             f"config.json has {config.num_layers} layers, but the files have {len(tensors.shapes)} tensors"
         )
-    expected = {name: w.tensor_shape for w in weights(config) for name in w.names}
+    expected: dict[str, tuple[int, ...]] = {}
+    for weight in weights(config):
+        expected |= dict.fromkeys(weight.names, weight.tensor_shape)
     present = {name for name in tensors.shapes if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings and "lm_head.weight" in present:
         present.remove("lm_head.weight")
@@ -122,10 +130,11 @@ def check_tensors(tensors: TensorFolder, config: DecoderConfig) -> None:
 
 
 def _check_tied(tensors: TensorFolder, embed: Weight) -> None:
-    names = (*embed.names, "lm_head.weight")
+    (embedding,) = embed.names
+    head = "lm_head.weight"
     rows = [rows for rows, _ in embed.blocks()]
-    if len({tensors.shapes.get(name) for name in names}) == 1:
-        pairs = zip(*(tensors.blocks(name, rows) for name in names), strict=True)
+    if tensors.shapes.get(embedding) == tensors.shapes[head]:
+        pairs = zip(tensors.blocks(embedding, rows), tensors.blocks(head, rows), strict=True)
         if all(np.array_equal(a, b) for a, b in pairs):
             return
     raise ValueError(

@@ -54,7 +54,7 @@ def _mechanisms(keys: dict[str, Any]) -> Iterator[str]:
     experts = _first_set(keys, EXPERTS)
     chosen = _first_set(keys, EXPERTS_A_TOKEN)
     if experts:
-        yield f"{experts} experts" + (f", {chosen} a token" if chosen else "")
+        yield f"{experts} experts, {chosen} a token" if chosen else f"{experts} experts"
     for key, name in VALUES.items():
         if keys.get(key) is True:
             yield name
@@ -64,10 +64,11 @@ def _mechanisms(keys: dict[str, Any]) -> Iterator[str]:
     if part not in (None, 1):
         yield f"rotation of a part of each head (partial_rotary_factor={part!r})"
     types = keys.get("layer_types")
-    for layer in types if type(types) is list else ():
-        for part_of_name, name in LAYERS.items():
-            if part_of_name in str(layer):
-                yield name
+    if type(types) is list:
+        for layer in types:
+            for part_of_name, name in LAYERS.items():
+                if part_of_name in str(layer):
+                    yield name
     for key, value in keys.items():
         for prefix, name in PREFIXES.items():
             if key.startswith(prefix) and value:

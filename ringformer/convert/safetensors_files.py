@@ -42,7 +42,8 @@ class TensorFolder:
     """
 
     def __init__(self, folder: Path, file: str = "model.safetensors", wrapped: bool = False):
-        index, single = (contained(folder, name) for name in (INDEX, file))
+        index = contained(folder, INDEX)
+        single = contained(folder, file)
         if index.is_file():
             places = read_object(folder, INDEX).get("weight_map")
             if not places or type(places) is not dict:
@@ -55,28 +56,34 @@ class TensorFolder:
                 f"{folder} has neither {single.name} nor {INDEX}: save the model with "
                 "transformers' save_pretrained(..., safe_serialization=True) first"
             )
-        if absent := [path.name for path in files if not path.is_file()]:
+        absent = [path.name for path in files if not path.is_file()]
+        if absent:
             raise FileNotFoundError(f"{folder} lacks {', '.join(absent)}, which {INDEX} names")
         self._place: dict[str, tuple[Path, str]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         for path in files:
             try:
-                with safe_open(path, framework="numpy") as opened:
-                    for key in opened.keys():  # noqa: SIM118, not a dict
-                        name = _text_name(key) if wrapped else key
-                        if name is None:
-                            continue
-                        if other := self._place.get(name):
-                            raise ValueError(f"{key} is in {other[0].name} and in {path.name}: remove the wrong one")
-                        tensor = opened.get_slice(key)
-                        self._place[name], self.shapes[name] = (path, key), tuple(tensor.get_shape())
-                        self.dtypes[name] = tensor.get_dtype()
+                self._add(path, wrapped)
             except SafetensorError as error:
                 raise ValueError(
                     f"{path} is not a complete safetensors file ({error}): download it again; if it is a Git LFS "
                     "pointer of a few lines, run git lfs pull"
                 ) from None
+
+    def _add(self, path: Path, wrapped: bool) -> None:
+        """Add the tensors of a file. Raises ValueError if another file has one of them, too."""
+        with safe_open(path, framework="numpy") as opened:
+            for key in opened.keys():  # noqa: SIM118, not a dict
+                name = _text_name(key) if wrapped else key
+                if name is None:
+                    continue
+                if other := self._place.get(name):
+                    raise ValueError(f"{key} is in {other[0].name} and in {path.name}: remove the wrong one")
+                tensor = opened.get_slice(key)
+                self._place[name] = (path, key)
+                self.shapes[name] = tuple(tensor.get_shape())
+                self.dtypes[name] = tensor.get_dtype()
 
     def read(self, name: str) -> np.ndarray:
         """Read a tensor whole."""
@@ -128,12 +135,13 @@ def write_tensors(
         end = end + sizes[name]
         shards[-1][name] = {"dtype": CODES[dtype.name], "shape": list(shape), "data_offsets": [start, end]}
     n = len(shards)
-    files = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)] if n > 1 else ["model.safetensors"]
+    files = ["model.safetensors"]
     if n > 1:
-        index = {
-            "metadata": {"total_size": sum(sizes.values())},
-            "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
-        }
+        files = [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
+        places: dict[str, str] = {}
+        for file, shard in zip(files, shards, strict=True):
+            places |= dict.fromkeys(shard, file)
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     for file, shard in zip(files, shards, strict=True):
         header = json.dumps({"__metadata__": {"format": "pt"}, **shard}, separators=(",", ":")).encode()

@@ -116,7 +116,8 @@ class Comparison(NamedTuple):
     def __str__(self) -> str:
         lines = ["rank  transformers          ringformer"]
         for rank, (a, x, b, y) in enumerate(self.top, 1):
-            lines.append(f"{rank:4}  {a:7} {x:12.6f}  {b:7} {y:12.6f}{'' if a == b else '  differ'}")
+            differ = "" if a == b else "  differ"
+            lines.append(f"{rank:4}  {a:7} {x:12.6f}  {b:7} {y:12.6f}{differ}")
         ours = self.difference
         noise = self.noise
         lines.append(f"{self.tokens:24}  ringformer     limit  sdpa form of transformers")
@@ -125,7 +126,8 @@ class Comparison(NamedTuple):
             f"largest KL, in nats     {ours.largest_kl:12.3g} {self.largest_limit:9.3g}  {noise.largest_kl:.3g}"
             f"  (at position {ours.position})"
         )
-        same, theirs = (1 - len(x.gaps) / self.length for x in (ours, noise))
+        same = 1 - len(ours.gaps) / self.length
+        theirs = 1 - len(noise.gaps) / self.length
         lines.append(f"same top choice         {same:12.2%}            {theirs:.2%}")
         lines.append(f"largest logit difference{ours.logit:12.3g}            {noise.logit:.3g}")
         if self.rounded:
@@ -163,8 +165,10 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
     expected, noise, tokens, kind = _transformers_logits(hf, length, seed, rope)
     gc.collect()
     with jax.default_device(jax.devices("cpu")[0]):
-        own = getattr(config, "attention", "") in REGISTERED
-        model = load_model(run_dir, compute_dtype="float32", **{} if own else {"attention": "blockwise"})
+        settings = {"compute_dtype": "float32"}
+        if getattr(config, "attention", "") not in REGISTERED:
+            settings["attention"] = "blockwise"
+        model = load_model(run_dir, **settings)
         if model.config.vocab_size != expected.shape[-1]:
             raise ValueError(
                 f"{hf} has a vocabulary of {expected.shape[-1]} tokens, {run_dir} one of {model.config.vocab_size}: "
@@ -177,17 +181,22 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
 
 def compare_logits(expected: np.ndarray, noise: Difference, logits: np.ndarray, kind: str) -> Comparison:
     """Compare logits [T, V] in float32 with those of transformers. `kind` names the tokens: "text", "random ids"."""
-    last = [x[-1].astype(np.float64) for x in (expected, logits)]
-    ids = [np.argsort(-x)[:10] for x in last]
-    columns = (column.tolist() for x, i in zip(last, ids, strict=True) for column in (i, x[i]))
+    likeliest = zip(_likeliest(expected[-1]), _likeliest(logits[-1]), strict=True)
     return Comparison(
         difference(expected, logits),
         noise,
         f"{len(expected)} tokens of {kind}",
         len(expected),
         float(np.spacing(np.abs(expected).max().astype(np.float32))) / 2,
-        list(zip(*columns, strict=True)),
+        [(*theirs, *ours) for theirs, ours in likeliest],
     )
+
+
+def _likeliest(logits: np.ndarray) -> list[tuple[int, float]]:
+    """Return the ids and the logits of the ten likeliest tokens of a position, the likeliest first."""
+    values = logits.astype(np.float64)
+    ids = np.argsort(-values)[:10]
+    return list(zip(ids.tolist(), values[ids].tolist(), strict=True))
 
 
 @np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are differences, too
@@ -197,8 +206,10 @@ def difference(first: np.ndarray, second: np.ndarray) -> Difference:
     largest = 0.0
     gaps = []
     for begin in range(0, len(first), POSITIONS):
-        a, b = (x[begin : begin + POSITIONS].astype(np.float64) for x in (first, second))
-        p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (a, b))
+        a = first[begin : begin + POSITIONS].astype(np.float64)
+        b = second[begin : begin + POSITIONS].astype(np.float64)
+        p = _log_probabilities(a)
+        q = _log_probabilities(b)
         # The sum of p * (p - q), without its terms of first order, which cancel.
         kls.append(_infinite((np.exp(p) * (np.expm1(q - p) - (q - p))).sum(-1)))
         largest = max(largest, float(_infinite(np.abs(a - b)).max()))
@@ -209,6 +220,10 @@ def difference(first: np.ndarray, second: np.ndarray) -> Difference:
         gaps += gap[choices != others].tolist()
     kl = np.concatenate(kls)
     return Difference(float(kl.mean()), float(kl.max()), int(kl.argmax()), largest, tuple(gaps))
+
+
+def _log_probabilities(logits: np.ndarray) -> np.ndarray:
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
 def _infinite(values: np.ndarray) -> np.ndarray:
