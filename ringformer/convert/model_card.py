@@ -20,7 +20,7 @@ from ringformer.data.stores.integrity import read_meta
 from ringformer.files.hub import repository_of
 from ringformer.files.run_layout import BASE_CARD, CHANGES, CHECKPOINTS, CONFIG, EVALS, METRICS, REPORT
 from ringformer.files.untrusted import contained_files, read_object
-from ringformer.runs.identity import Identity, contents, identity_hash, origin
+from ringformer.runs.identity import Identity, contents, origin, store_hash
 from ringformer.runs.metrics import read_metrics
 from ringformer.runs.record import recorded
 
@@ -182,7 +182,7 @@ def _meta(store: str, digest: str) -> dict[str, Any]:
     """Return the record of a run's store, without a fact if the store is gone or has changed since."""
     with suppress(OSError, ValueError):
         meta = read_meta(Path(store, "train", "store.json"))
-        if identity_hash([meta["fingerprint"], meta["files"]]) == digest:
+        if store_hash(meta) == digest:
             return meta
     return {"settings": {}}
 

@@ -85,7 +85,10 @@ def _inspect(args: argparse.Namespace) -> None:
     folder = tree_folder(run_dir, step)
     about = read_about(folder)
     print(f"{folder}: {_size(_bytes(folder))}")
-    print(f"the checkpoint of step {step} {UNVERIFIED}" if about is None else json.dumps(about, indent=1))
+    if about is None:
+        print(f"the checkpoint of step {step} {UNVERIFIED}")
+    else:
+        print(json.dumps(about, indent=1))
     try:
         arrays = jax.tree.leaves(checkpoint_handler().metadata(folder).tree)
     except (ValueError, FileNotFoundError) as error:  # tensorstore's, and Orbax's
@@ -110,11 +113,15 @@ def _verify(args: argparse.Namespace) -> int:
         faults = checkpoint_faults(run_dir, step)
         if faults == []:
             hashes = read_manifest(tree_folder(run_dir, step)) or {}
-            print(f"step {step} is whole: {len(hashes)} files, {_size(sum(size for size, _ in hashes.values()))}")
+            size = sum(size for size, _ in hashes.values())
+            print(f"step {step} is whole: {len(hashes)} files, {_size(size)}")
             continue
         whole = False
-        print(f"step {step} {UNVERIFIED}" if faults is None else f"step {step} is damaged:")
-        for fault in faults or ():
+        if faults is None:
+            print(f"step {step} {UNVERIFIED}")
+            continue
+        print(f"step {step} is damaged:")
+        for fault in faults:
             print(f"  {visible(fault)}")
     try:
         check_named(run_dir)
@@ -134,19 +141,26 @@ def _copy(args: argparse.Namespace) -> int:
             f"one of FROM and TO must be a folder, the other a URL such as gs://BUCKET/PATH, not {args.source!r} and "
             f"{args.target!r}"
         )
-    url, folder = (args.source, args.target) if back else (args.target, args.source)
-    url = url.rstrip("/")
+    if back:
+        url = args.source.rstrip("/")
+        folder = args.target
+        parts = parts_of(ObjectStore(url))
+        hint = ", or it does not exist or may not be listed"
+    else:
+        url = args.target.rstrip("/")
+        folder = args.source
+        parts = parts_of(Path(folder))
+        hint = ""
     whole = True
-    parts = parts_of(ObjectStore(url) if back else Path(folder))
     if not parts:
-        hint = ", or it does not exist or may not be listed" if back else ""
         raise ValueError(
             f"{args.source} has no checkpoints{hint}: name the folder of a run, or the URL that one was copied to"
         )
     for part in parts:
         store = ObjectStore(f"{url}/{part}")
         run_dir = Path(folder, part)
-        for line, fault in receive(store, run_dir) if back else send(run_dir, store):
+        lines = receive(store, run_dir) if back else send(run_dir, store)
+        for line, fault in lines:
             whole &= not fault
             print(line, flush=True)
     return 0 if whole else 1

@@ -179,7 +179,8 @@ class Config:
     def __post_init__(self) -> None:
         positive = ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints")
         for name, kind in get_type_hints(Config).items():
-            if kind is int and getattr(self, name) < (least := int(name in positive)):
+            least = int(name in positive)
+            if kind is int and getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
@@ -268,8 +269,11 @@ def base_config(model: str) -> ConfigDict:
     unset: dict[str, Any] = {}
     for name in family.config.INHERITED:  # unset is None; in a dataclass, `kind` is None
         default = getattr(family.config, name)
-        unset[name] = ConfigDict(_defaults(type(default), kind=None)) if dataclasses.is_dataclass(default) else None
-    config.model = ModelKeys(_defaults(family.config, **dict(family.presets[model]) | unset), preset=model)
+        unset[name] = None
+        if dataclasses.is_dataclass(default):
+            unset[name] = ConfigDict(_defaults(type(default), kind=None))
+    values = dict(family.presets[model]) | unset
+    config.model = ModelKeys(_defaults(family.config, **values), preset=model)
     return config.lock()
 
 
@@ -282,9 +286,15 @@ def _defaults(cls, **values) -> dict[str, Any]:
     types = get_type_hints(cls)
     for name, value in defaults.items():
         if value is None:
-            kind = types[name]
-            kind = str if get_origin(kind) is Literal else (get_args(kind) or (kind,))[0]
-            defaults[name] = config_dict.placeholder(kind)
+            defaults[name] = config_dict.placeholder(_flag_type(types[name]))
         elif dataclasses.is_dataclass(value):
             defaults[name] = ConfigDict(_defaults(type(value), **vars(value)))
     return defaults
+
+
+def _flag_type(kind: Any) -> type:
+    """Return the type of a flag for a field that may be None."""
+    if get_origin(kind) is Literal:
+        return str
+    alternatives = get_args(kind)
+    return alternatives[0] if alternatives else kind

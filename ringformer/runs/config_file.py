@@ -63,16 +63,19 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
         config_flags.DEFINE_config_dict("config", config, "the run", flag_values=values, sys_argv=argv)
         rest = values(argv)[1:]
     except (AttributeError, KeyError) as error:  # an unknown key
-        key = str(error.args[0].args[0] if isinstance(error.args[0], Exception) else error.args[0])
+        key = error.args[0]
+        if isinstance(key, Exception):
+            key = key.args[0]
         raise ValueError(f"{path} has no key {key}".replace("\n", ". ")) from None
     except flags.Error as error:
         raise ValueError(str(error)) from None
     if rest:
         raise ValueError(f"unexpected arguments: {' '.join(rest)}; overrides look like --config.steps=100")
     named = {word.removeprefix("--config.").partition("=")[0] for word in overrides}
-    for key in sorted(named) if config.stages else ():
-        if all(key in stage for stage in config.stages):
-            raise ValueError(f"--config.{key}: every stage of {path} sets {key} itself; change it there")
+    if config.stages:
+        for key in sorted(named):
+            if all(key in stage for stage in config.stages):
+                raise ValueError(f"--config.{key}: every stage of {path} sets {key} itself; change it there")
     _take_from_store(values.config.data, named)
     return values.config
 
@@ -100,14 +103,12 @@ def _take_from_store(data: ConfigDict, named: Collection[str]) -> None:
     if "template" in made:
         made["template"] = template_name(made["template"])
         if made["template"] == "tokenizer":
-            made = {"rewritten": REWRITTEN_BEFORE} | made
+            made.setdefault("rewritten", REWRITTEN_BEFORE)
     if "begin" in made:
         made["begin"] = "true" if made["begin"] else "false"
-    if "format" in made:  # what such a format does not record it does not have
-        made = {
-            field.name: field.default for field in dataclasses.fields(DataConfig) if field.name in NOT_RECORDED
-        } | made
     for field in dataclasses.fields(DataConfig):
+        if "format" in made and field.name in NOT_RECORDED:  # what such a format does not record it does not have
+            made.setdefault(field.name, field.default)
         by_file = "data.store" not in named and data[field.name] != field.default
         if field.name in made and field.name != "tokenizer" and f"data.{field.name}" not in named and not by_file:
             data[field.name] = made[field.name]
@@ -116,20 +117,24 @@ def _take_from_store(data: ConfigDict, named: Collection[str]) -> None:
 def _run_file(path: Path) -> ConfigDict:
     """Execute a config file and return the result of its `get_config()`."""
     if not path.is_file():
-        there = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py")))
-        raise FileNotFoundError(f"there is no config file {path}" + (f"; there are: {there}" if there else ""))
-    if (beside := str(path.resolve().parent)) not in sys.path:
+        there = ", ".join(sorted(map(str, Path("configs").glob("*.py"))))
+        hint = f"; there are: {there}" if there else ""
+        raise FileNotFoundError(f"there is no config file {path}{hint}")
+    beside = str(path.resolve().parent)
+    if beside not in sys.path:
         sys.path.append(beside)
     try:
-        spec = ModuleSpec(CONFIG_MODULE, loader := SourceFileLoader(CONFIG_MODULE, str(path)), origin=str(path))
+        loader = SourceFileLoader(CONFIG_MODULE, str(path))
+        spec = ModuleSpec(CONFIG_MODULE, loader, origin=str(path))
         spec.has_location = True  # sets __file__
         module = sys.modules[CONFIG_MODULE] = module_from_spec(spec)
         loader.exec_module(module)
         config = module.get_config()
     except Exception as error:  # any error: the file is the user's program
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        why = f"{type(error).__name__}: {error}".replace("\n", " ") + (f" (line {lines[-1]})" if lines else "")
-        raise ValueError(f"{path} cannot be read: {why}") from error
+        why = f"{type(error).__name__}: {error}".replace("\n", " ")
+        where = f" (line {lines[-1]})" if lines else ""
+        raise ValueError(f"{path} cannot be read: {why}{where}") from error
     if not isinstance(config, ConfigDict) or "preset" not in config:
         raise ValueError(
             f"get_config() of {path} returns {type(config).__name__}; it must return a `base_config(...)` "
@@ -153,7 +158,10 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
     if values["stages"]:
         raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
     values["model"] = _model(config, starting_model(config, inherit=inherit, before=before), before)
-    return Config(**{key: PARTS[key](**value) if key in PARTS else value for key, value in values.items()})
+    for key, value in values.items():
+        if key in PARTS:
+            values[key] = PARTS[key](**value)
+    return Config(**values)
 
 
 def starting_model(config: ConfigDict, *, inherit: bool, before: ModelConfig | None = None) -> ModelConfig | None:
@@ -187,14 +195,16 @@ def _model(config: ConfigDict, start: Any, before: ModelConfig | None) -> ModelC
         family = family_with(type(start))
         set_keys = getattr(keys, "keys_set", set(keys))  # all of them if the file replaced config.model
         fields = {field.name for field in dataclasses.fields(family.config)}
-        if foreign := sorted({name for name, *_ in values} & set_keys - fields):
+        names = {path[0] for path in values}
+        foreign = sorted(names & set_keys - fields)
+        if foreign:
             raise ValueError(
                 f"model.{foreign[0]} is no key of {family.config.__name__}, the model that the run starts from: leave "
                 "it out, or choose another init_from"
             )
         kept = fields & {*set_keys, *family.config.INHERITED}
-        values = {path: value for path, value in values.items() if path[0] in kept}
-        values = {(name,): getattr(start, name) for name in family.config.ARCHITECTURE} | values
+        architecture = {(name,): getattr(start, name) for name in family.config.ARCHITECTURE}
+        values = architecture | {path: value for path, value in values.items() if path[0] in kept}
     elif getattr(keys, "made_from", preset) != preset:
         raise ValueError(
             f"preset={preset!r}, but the config's model is that of base_config({keys.made_from!r}): call "
@@ -238,15 +248,20 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
         values.stages = ()
         values.seed += number - 1
         try:
-            _override(values, overrides, [family_of(config.preset).config, *(type(run.model) for run in runs)])
+            families = [family_of(config.preset).config]
+            families += [type(run.model) for run in runs]
+            _override(values, overrides, families)
             if config.run_dir:
                 values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
             if config.copy_to:
                 values.copy_to = f"{config.copy_to.rstrip('/')}/stage-{number}-{values.seq_len}"
+            before = None
             if runs:
                 values.init_from = runs[-1].run_dir
-            runs.append(parse(values, inherit=inherit, before=runs[-1].model if runs else None))
-            runs[-1].model.check_stage({key.removeprefix("model.") for key in overrides if key.startswith("model.")})
+                before = runs[-1].model
+            run = parse(values, inherit=inherit, before=before)
+            run.model.check_stage({key.removeprefix("model.") for key in overrides if key.startswith("model.")})
+            runs.append(run)
         except (TypeError, ValueError) as error:
             raise ValueError(f"stage {number}: {error}") from None
     for number, (shorter, longer) in enumerate(pairwise(runs), 2):
@@ -264,7 +279,6 @@ def _override(values: ConfigDict, overrides: dict[str, Any], families: Sequence[
     Args:
       families: classes of the preset's configuration and of earlier stages, whose architecture all stages share.
     """
-    lasting = {name for model in families for name in {*model.ARCHITECTURE, *model.INHERITED} - {*model.CONTEXT}}
     shared = {
         "stages",
         "run_dir",
@@ -273,15 +287,18 @@ def _override(values: ConfigDict, overrides: dict[str, Any], families: Sequence[
         "cpu_devices",
         "preset",
         "data.tokenizer",
-        *(f"model.{name}" for name in lasting),
     }
+    for model in families:
+        lasting = {*model.ARCHITECTURE, *model.INHERITED} - {*model.CONTEXT}
+        shared |= {f"model.{name}" for name in lasting}
     keys = flatten_dict(values.to_dict(), sep=".")
     for key, value in overrides.items():
         if key in shared:
             raise ValueError(f"{key} is the same in all stages: set it outside the stages")
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
-            raise ValueError(f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"there is no key {key!r}{hint}")
         try:
             values.update_from_flattened_dict({key: value})
         except TypeError as error:

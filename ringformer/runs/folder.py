@@ -158,7 +158,8 @@ class RunFolder:
         """Copy the files that the initial model brought along from Hugging Face: without its tokenizer and its special
         ids, if the run has another tokenizer."""
         replaced = other_tokenizer(model, self._tokenizer) is not None
-        for file in contained_files(model, LICENCES if replaced else (*CARRIED, HF_CONFIG)):
+        names = LICENCES if replaced else (*CARRIED, HF_CONFIG)
+        for file in contained_files(model, names):
             write_whole(self.path / file.name, file.read_bytes())
         if replaced and contained_files(model, [HF_CONFIG]):
             ids = dict(zip(MODEL_IDS, (self._tokenizer.bos_id, self._tokenizer.eos_id, None), strict=True))

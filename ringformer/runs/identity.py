@@ -80,20 +80,25 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
     """
     identity: Identity = {"data.tokenizer": tokenizer, "init_from": origin(config.init_from)}
     identity["lora.rank"] = config.lora.rank
-    parts = [name for name in PARTS if name != "lora" or config.lora.rank]
-    for part, values in (("", config), *((f"{name}.", getattr(config, name)) for name in parts)):
-        for field in dataclasses.fields(values):
-            key = part + field.name
-            if key not in RESOLVED | IN_STORE | HARMLESS | {"model", *PARTS}:
+    elsewhere = RESOLVED | IN_STORE | HARMLESS | {"model", *PARTS}
+    for part in ("", *PARTS):
+        if part == "lora" and not config.lora.rank:
+            continue
+        values = getattr(config, part) if part else config
+        for key, field in keys_of(type(values), part).items():
+            if key not in elsewhere:
                 identity[key] = getattr(values, field.name)
     optimizer = config.optimizer
-    cosine = config.optimizer.schedule == "cosine"
-    identity |= {  # with a constant rate, a run with more steps is the same run, only longer
-        "steps": config.steps if cosine else None,
-        "optimizer.final_fraction": optimizer.final_fraction if cosine else None,
-        "optimizer.warmup_steps": optimizer.warmup_steps if cosine else optimizer.warmup(config.steps),
-    }
-    harmless, model = getattr(config.model, "EXECUTION", ()), dataclasses.asdict(config.model)  # type: ignore[call-overload]
+    if optimizer.schedule == "cosine":
+        identity["steps"] = config.steps
+        identity["optimizer.final_fraction"] = optimizer.final_fraction
+        identity["optimizer.warmup_steps"] = optimizer.warmup_steps
+    else:  # with a constant rate, a run with more steps is the same run, only longer
+        identity["steps"] = None
+        identity["optimizer.final_fraction"] = None
+        identity["optimizer.warmup_steps"] = optimizer.warmup(config.steps)
+    harmless = getattr(config.model, "EXECUTION", ())
+    model = dataclasses.asdict(config.model)  # type: ignore[call-overload]
     identity |= {f"model.{name}": value for name, value in model.items() if name not in harmless}
     if "attention" in harmless:  # all of ringformer's compute the same
         identity["model.attention"] = model["attention"] if model["attention"] in REGISTERED else "ring"
@@ -106,26 +111,37 @@ def stores_identity(store: str, mixture: str, held_out: bool) -> Identity:
     share of a mixture. Return nothing if one of these stores is not built yet."""
     parts = parse_mixture(mixture) if mixture else [(store, 1)]
     splits = ("train", "eval") if held_out else ("train",)
-    described = {split: [(Path(path, split, "store.json"), share) for path, share in parts] for split in splits}
-    if not all(path.is_file() for paths in described.values() for path, _ in paths):
-        return {}
+    for split in splits:
+        if not all(Path(path, split, "store.json").is_file() for path, _ in parts):
+            return {}
     stores: dict[str, Any] = {"at": mixture or store}
-    for split, paths in described.items():
-        metas = [(read_meta(path), share) for path, share in paths]  # verified: a damaged store is not a different one
-        stores[split] = [[identity_hash([meta["fingerprint"], meta["files"]]), share] for meta, share in metas]
+    for split in splits:
+        stores[split] = []
+        for path, share in parts:
+            meta = read_meta(Path(path, split, "store.json"))  # verified: a damaged store is not a different one
+            stores[split].append([store_hash(meta), share])
     return {"data.store": stores}
+
+
+def store_hash(meta: Mapping[str, Any]) -> str:
+    """Return the hash of a token store's contents, given its store.json."""
+    return identity_hash([meta["fingerprint"], meta["files"]])
 
 
 def defaults() -> Identity:
     """Return the defaults of the keys that a run of an older version did not record."""
-    parts: list[tuple[str, type]] = [("model.", family.config) for family in FAMILIES.values()]
-    parts += [("", Config), *((f"{name}.", cls) for name, cls in PARTS.items())]
-    return {
-        part + field.name: field.default
-        for part, cls in parts
-        for field in dataclasses.fields(cls)
-        if isinstance(field.default, int | float | str | None)
-    }
+    fields = dict[str, dataclasses.Field[Any]]()
+    for family in FAMILIES.values():
+        fields |= keys_of(family.config, "model")
+    for part, cls in {"": Config, **PARTS}.items():
+        fields |= keys_of(cls, part)
+    return {key: field.default for key, field in fields.items() if isinstance(field.default, int | float | str | None)}
+
+
+def keys_of(cls: type, part: str) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of a part of a config, by key; "" is the config itself."""
+    prefix = f"{part}." if part else ""
+    return {prefix + field.name: field for field in dataclasses.fields(cls)}
 
 
 def identity_hash(value: Any) -> str:
@@ -143,7 +159,9 @@ def check_same_on_all(identity: Identity) -> None:
     mine = {key: identity_hash(value)[:8] for key, value in identity.items()}
     first, *others = from_all(mine)
     for index, other in enumerate(others, 1):
-        if differs := sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key)):
+        keys = first.keys() | other.keys()
+        differs = sorted(key for key in keys if first.get(key) != other.get(key))
+        if differs:
             raise ValueError(
                 f"process {index} has another {' and another '.join(differs)} than process 0: a file or folder that "
                 "the config names must have the same contents on all hosts"

@@ -26,7 +26,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A truncated last line is ignored: the run was killed while writing it. Raises ValueError for any other line that is
     not a JSON object with a step.
     """
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    if not path.exists():
+        return []
+    lines = path.read_text(errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         try:
@@ -81,11 +83,14 @@ class Reporter:
         self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
         path = Path(run_dir) / METRICS
-        kept = [row for row in read_metrics(path) if step and row["step"] <= step]
-        self.history: list[dict[str, Any]] = kept
-        missing = step - len({row["step"] for row in kept if "learning_rate" in row})
-        warning = f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps so far: plots have a gap"
-        self.gaps: list[str] = [warning] if missing > 0 else []
+        self.history: list[dict[str, Any]] = kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        trained = {row["step"] for row in kept if "learning_rate" in row}
+        missing = step - len(trained)
+        self.gaps: list[str] = []
+        if missing > 0:
+            self.gaps.append(
+                f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps so far: plots have a gap"
+            )
         self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
         self._file = None
         if active:
@@ -97,7 +102,8 @@ class Reporter:
         self._write(step, values)
         text = f"loss {values['loss']:.4f}" if "loss" in values else "no loss"
         text += f"  {values['tokens_per_second']:,.0f} tokens/s"
-        text += f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
+        if "mfu" in values:
+            text += f"  MFU {values['mfu']:.1%}"
         self._bar.update(self._task, completed=step, description=text)
         if self._bar.disable and (step % max(1, self._steps // 20) == 0 or step in (1, self._steps)):
             seconds = self._bar.tasks[0].time_remaining  # None at the first step of this process, 0 at the last step
@@ -113,9 +119,9 @@ class Reporter:
                 "store with `ringformer data inspect`"
             )
             return
-        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
-        self.say(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
-        by_position = (f"{row['first']:,}: {row['loss']:.3f} ({row['tokens']:,})" for row in values["eval_by_position"])
+        numbers = [f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, float)]
+        self.say(f"step {step}  {'  '.join(numbers)}")
+        by_position = [f"{row['first']:,}: {row['loss']:.3f} ({row['tokens']:,})" for row in values["eval_by_position"]]
         self.say(f"  loss (tokens) from position {'  '.join(by_position)}")
 
     def evaluated(self, step: int) -> bool:
@@ -137,10 +143,11 @@ class Reporter:
     def _write(self, step, values):
         if self._file is not None:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
-        by_position = {f"eval_loss_to_{row['last']}": row["loss"] for row in values.get("eval_by_position", ())}
         numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        for row in values.get("eval_by_position", ()):
+            numbers[f"eval_loss_to_{row['last']}"] = row["loss"]
         for board in self._boards:
-            board.write(step, numbers | by_position)
+            board.write(step, numbers)
 
 
 class TensorBoard:
@@ -207,9 +214,10 @@ class BatchWatch:
         """Count a step's batch and return remarks about it. Raises ValueError after `PATIENCE` odd batches in a row."""
         remarks = []
         for kind, name in self._kinds.items():
-            self._in_a_row[kind] = 0 if values[name] else self._in_a_row[kind] + 1
             if values[name]:
+                self._in_a_row[kind] = 0
                 continue
+            self._in_a_row[kind] += 1
             self.counts[kind] += 1
             if self._in_a_row[kind] == PATIENCE:
                 raise ValueError(

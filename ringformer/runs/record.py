@@ -21,7 +21,7 @@ from ringformer.files.atomic import append_line, write_object
 from ringformer.files.run_layout import CHANGES, CHECKPOINTS, CONFIG, IDENTITY, METRICS
 from ringformer.files.untrusted import read_object
 from ringformer.runs.config import PARTS, Config
-from ringformer.runs.identity import Identity, contents, defaults, identity_hash, run_identity
+from ringformer.runs.identity import Identity, contents, defaults, identity_hash, keys_of, run_identity
 from ringformer.runs.metrics import read_metrics
 
 Changes = Mapping[str, tuple[Any, Any]]
@@ -78,7 +78,9 @@ def check_run(run_dir: Path, identity: Identity, steps: int, allow: Collection[s
             )
         return Checked()
     changes = _changes(recorded(run_dir, identity["data.tokenizer"]), identity)
-    allowed = {"data.store" if key == "data.mixture" else key for key in allow}
+    allowed = set(allow)
+    if "data.mixture" in allowed:
+        allowed.add("data.store")
     if changes.keys() - allowed or changes.keys() & FIXED:
         raise RunChanged(run_dir, describe(changes), list(changes))
     if step > steps:
@@ -105,15 +107,19 @@ def recorded(run_dir: str | Path, tokenizer: str = "") -> Identity:
             "restore one of them, or choose another run_dir"
         )
     saved = read_object(run_dir, CONFIG)
-    parts = {name: cls(**_known(cls, saved.get(name, {}))) for name, cls in PARTS.items()}
-    return run_identity(Config(**_known(Config, saved) | parts | {"model": model_of(run_dir)}), tokenizer)
+    values = _known(Config, saved)
+    for part, cls in PARTS.items():
+        values[part] = cls(**_known(cls, saved.get(part, {})))
+    values["model"] = model_of(run_dir)
+    return run_identity(Config(**values), tokenizer)
 
 
 def keep_record(run_dir: Path, identity: Identity, step: int | None, changes: Changes) -> None:
     """Record the run's identity as of `step` (None: from the start)."""
     if step is not None:
         before = recorded(run_dir, identity["data.tokenizer"])
-        identity = {key: before.get(key, value) if _unknown(value) else value for key, value in identity.items()}
+        unknown = {key: value for key, value in identity.items() if _unknown(value)}
+        identity = identity | {key: before.get(key, value) for key, value in unknown.items()}
     if changes:
         append_line(run_dir / CHANGES, json.dumps({"step": step, "changes": dict(changes)}))
     _write(run_dir, identity, step)
@@ -122,7 +128,10 @@ def keep_record(run_dir: Path, identity: Identity, step: int | None, changes: Ch
 def note_saved(run_dir: Path) -> None:
     """Record that the run has a checkpoint, if it has one. If the run has none later, its checkpoints were lost."""
     step = latest_step(run_dir)
-    if step is not None and (run_dir / IDENTITY).is_file() and (record := _read(run_dir))["saved"] is None:
+    if step is None or not (run_dir / IDENTITY).is_file():
+        return
+    record = _read(run_dir)
+    if record["saved"] is None:
         _write(run_dir, record["identity"], step)
 
 
@@ -172,20 +181,32 @@ def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_keys(config: Config, allow: Collection[str]) -> None:
     """Raise ValueError for a key in `allow` that no config has."""
-    parts = {"": config} | {f"{name}.": getattr(config, name) for name in (*PARTS, "model")}
-    keys = [part + field.name for part, values in parts.items() for field in dataclasses.fields(values)]
+    keys = list(keys_of(Config, ""))
+    for part in (*PARTS, "model"):
+        keys += keys_of(type(getattr(config, part)), part)
     for key in allow:
         if key not in keys and not re.fullmatch(r"stage-[1-9]\d*", key):
             near = difflib.get_close_matches(key, keys, 1)
-            raise ValueError(f"--allow={key}: there is no such key" + (f"; did you mean {near[0]}?" if near else ""))
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"--allow={key}: there is no such key{hint}")
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping) and "at" in value:
-        hashes = [hashed for split in ("train", "eval") for hashed, _ in value.get(split, ())]
-        ids = [hashed[:8] for hashed in (*hashes, *([value["checkpoint"]] if "checkpoint" in value else ()))]
-        step = [f"step {value['step']}"] if "step" in value else []
-        return f"{value['at']} ({', '.join(step + ids)})" if ids else str(value["at"])
+        return _shown_path(value)
     if isinstance(value, Mapping):
         return str({key: x for key, x in value.items() if x is not None})
     return "unset" if value is None else str(value)
+
+
+def _shown_path(value: Mapping[str, Any]) -> str:
+    """Return a path, with the hashes of its contents."""
+    hashes = [digest for split in ("train", "eval") for digest, _ in value.get(split, ())]
+    if "checkpoint" in value:
+        hashes.append(value["checkpoint"])
+    if not hashes:
+        return str(value["at"])
+    details = [digest[:8] for digest in hashes]
+    if "step" in value:
+        details.insert(0, f"step {value['step']}")
+    return f"{value['at']} ({', '.join(details)})"
