@@ -47,8 +47,11 @@ def check_start(config: Config) -> None:
 def _check_same(folder: str | Path, here: ModelConfig, fields: Iterable[str], advice: str) -> None:
     """Raise ValueError if the model in a folder is of another family than `here`, or differs in one of the fields."""
     there = model_of(folder)
-    families = [f"{type(there).__name__} there, {type(here).__name__} here"] if type(there) is not type(here) else []
-    if clash := families + _differences(there, here, fields, "{} there, {} here"):
+    clash = []
+    if type(there) is not type(here):
+        clash.append(f"{type(there).__name__} there, {type(here).__name__} here")
+    clash += _differences(there, here, fields, "{} there, {} here")
+    if clash:
         raise ValueError(f"{folder} holds another model ({'; '.join(clash)}): {advice}")
 
 
@@ -72,7 +75,9 @@ def theta_warnings(configs: Sequence[Config]) -> list[str]:
       configs: the stages, or a single run.
     """
     init_from = configs[0].init_from
-    largest = thetas(model_of(init_from)) if init_from and (Path(init_from) / CONFIG).is_file() else {}
+    largest: dict[str, float] = {}
+    if init_from and (Path(init_from) / CONFIG).is_file():
+        largest = thetas(model_of(init_from))
     warnings = []
     for number, config in enumerate(configs, 1):
         stage = f"stage {number}: " if len(configs) > 1 else ""
@@ -93,7 +98,8 @@ def theta_warnings(configs: Sequence[Config]) -> list[str]:
 
 def thetas(model: ModelConfig) -> dict[str, float]:
     """Return the bases of a model's rotary frequencies that stages may change, by field."""
-    return {name: base for name in model.CONTEXT if isinstance(base := getattr(model, name), float)}
+    values = {name: getattr(model, name) for name in model.CONTEXT}
+    return {name: value for name, value in values.items() if isinstance(value, float)}
 
 
 def context_changes(config: Config) -> list[str]:
@@ -103,15 +109,20 @@ def context_changes(config: Config) -> list[str]:
 
 
 def _differences(there: ModelConfig, here: ModelConfig, fields: Iterable[str], form: str) -> list[str]:
-    pairs = [(name, getattr(there, name, None), getattr(here, name)) for name in fields]  # None: another family
-    return [f"{name} {form.format(_short(a), _short(b))}" for name, a, b in pairs if a != b]
+    differences = []
+    for name in fields:
+        theirs = getattr(there, name, None)  # None: another family
+        ours = getattr(here, name)
+        if theirs != ours:
+            differences.append(f"{name} {form.format(_short(theirs), _short(ours))}")
+    return differences
 
 
 def _short(value: Any) -> str:
     if is_dataclass(value):
         (_, kind), *options = vars(value).items()
         given = ", ".join(f"{k}={v:g}" for k, v in options if v is not None)
-        return kind + (f"({given})" if given else "")
+        return f"{kind}({given})" if given else kind
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -54,7 +54,8 @@ def evaluate(
             sums.append(jax.device_get(pending))
         pending = enqueued
     sums.append(jax.device_get(pending))
-    nats, tokens = (np.stack(column).sum(axis=0, dtype=np.float64) for column in zip(*sums, strict=True))
+    columns = zip(*sums, strict=True)
+    nats, tokens = (np.stack(column).sum(axis=0, dtype=np.float64) for column in columns)
     return _metrics(nats, tokens, data.sequences.bytes_per_token if likelihood else None)
 
 
@@ -100,7 +101,7 @@ class Evaluation:
         with self._saving.reading(state, step):
             values = evaluate(
                 program.eval_step,
-                program.weights(state.params, self._frozen) if self._frozen else state.params,
+                program.weights(state.params, self._frozen),
                 self._data,
                 config.eval_batches,
                 program.batch_sharding,
@@ -109,7 +110,8 @@ class Evaluation:
             )
         if values:
             self._reports.evaluation(step, values)
-            self._folder.keep.losses |= {step: values["eval_loss"]} if "eval_loss" in values else {}
+            if "eval_loss" in values:
+                self._folder.keep.losses[step] = values["eval_loss"]
 
 
 def _metrics(nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float | None) -> dict[str, Any]:
@@ -119,21 +121,14 @@ def _metrics(nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float | None
     loss = float(nats.sum() / tokens.sum())
     if not math.isfinite(loss):
         raise FloatingPointError(f"the held-out loss is {loss}: it is not reported, and these parameters are not saved")
-    of_text = (
-        {
-            "eval_bits_per_byte": loss / math.log(2) / bytes_per_token,
-            "eval_perplexity": math.exp(min(loss, 700.0)),
-        }
-        if bytes_per_token is not None
-        else {}
-    )
-    return {
-        "eval_loss": loss,
-        **of_text,
-        "eval_tokens": int(tokens.sum()),
-        "eval_by_position": [
-            {"first": 2**k // 2, "last": 2**k - 1, "tokens": int(t), "loss": float(n / t)}
-            for k, (n, t) in enumerate(zip(nats, tokens, strict=True))
-            if t
-        ],
-    }
+    metrics: dict[str, Any] = {"eval_loss": loss}
+    if bytes_per_token is not None:
+        metrics["eval_bits_per_byte"] = loss / math.log(2) / bytes_per_token
+        metrics["eval_perplexity"] = math.exp(min(loss, 700.0))
+    metrics["eval_tokens"] = int(tokens.sum())
+    metrics["eval_by_position"] = []
+    for k, (n, t) in enumerate(zip(nats, tokens, strict=True)):
+        if t:
+            bucket = {"first": 2**k // 2, "last": 2**k - 1, "tokens": int(t), "loss": float(n / t)}
+            metrics["eval_by_position"].append(bucket)
+    return metrics

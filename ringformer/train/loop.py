@@ -58,7 +58,9 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
     reports = StepReports(run, folder)
     saving = Saving(run, folder, checkpoints, reports, stopping)
     data = run.eval_data
-    evaluation = Evaluation(run, frozen, data, folder, reports, saving, stopping) if data else None
+    evaluation = None
+    if data is not None:
+        evaluation = Evaluation(run, frozen, data, folder, reports, saving, stopping)
     batches = run.train_data.iterate(start, program.batch_sharding)
     compiled: set[int] = set()
 
@@ -118,7 +120,8 @@ def _way_back(checkpoints: Checkpoints) -> Iterator[None]:
 def _terminated(run: Run, folder: RunFolder, checkpoints: Checkpoints, number: int, step: int) -> Terminated:
     """Return the exception of a run that a signal stopped, with the command that resumes it."""
     again = "" if run.config.run_dir else f" with --config.run_dir={run.run_dir}"
-    diverged = f". But {doubt}. {checkpoints.way_back()}" if (doubt := folder.keep.doubt()) else ""
+    doubt = folder.keep.doubt()
+    diverged = f". But {doubt}. {checkpoints.way_back()}" if doubt else ""
     return Terminated(
         f"stopped by {signal_name(number)} at step {step} of {run.config.steps}, which is saved in {run.run_dir}: "
         f"the same command{again} resumes the run{diverged}",

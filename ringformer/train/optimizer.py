@@ -19,11 +19,10 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """
     peak = config.learning_rate
     warmup = config.warmup(steps)
-    after = (
-        optax.constant_schedule(peak)
-        if config.schedule == "constant"
-        else optax.cosine_decay_schedule(peak, steps - warmup, alpha=config.final_fraction)
-    )
+    if config.schedule == "constant":
+        after = optax.constant_schedule(peak)
+    else:
+        after = optax.cosine_decay_schedule(peak, steps - warmup, alpha=config.final_fraction)
     if not warmup:
         return after
     rise = peak / warmup
@@ -57,7 +56,10 @@ def global_norm(tree: Any) -> jax.Array:
     for leaf in jax.tree.leaves(tree):
         axes = varying_axes(leaf)
         squares[axes] = squares.get(axes, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
-    return jnp.sqrt(sum(lax.psum(s, tuple(sorted(axes))) if axes else s for axes, s in squares.items()))
+    sums = []
+    for axes, square in squares.items():
+        sums.append(lax.psum(square, tuple(sorted(axes))) if axes else square)
+    return jnp.sqrt(sum(sums))
 
 
 def clip(tree: Any, norm: jax.Array, limit: float) -> Any:

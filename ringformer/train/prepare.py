@@ -55,24 +55,32 @@ class Run(NamedTuple):
     @property
     def stores(self) -> list[TokenStore]:
         """All stores used for training and evaluation."""
-        return [store for data in (self.train_data, self.eval_data) if data for store in data.stores]
+        stores = list(self.train_data.stores)
+        if self.eval_data is not None:
+            stores += self.eval_data.stores
+        return stores
 
     def first_state(self) -> TrainState:
         """Return the state of step 0, with the parameters of init_from if the config sets init_from."""
-        source, (model, mesh, optimizer, shardings, *_) = self.config.init_from, self.program
-        if self.program.lora:
-            params = self.program.lora.make_init(self.config.seed)()
-        else:
-            params = restore_params(source, shardings.params, mesh) if source else None
-        return init_state(model, optimizer, shardings, mesh, self.config.seed, params)
+        program = self.program
+        source = self.config.init_from
+        params = None
+        if program.lora:
+            params = program.lora.make_init(self.config.seed)()
+        elif source:
+            params = restore_params(source, program.shardings.params, program.mesh)
+        return init_state(program.model, program.optimizer, program.shardings, program.mesh, self.config.seed, params)
 
     def frozen(self) -> list[dict[str, Any]]:
         """Return the frozen weights of a program with adapters, those of init_from."""
         lora = self.program.lora
         mesh = self.program.mesh
         assert lora is not None
-        dtypes = [jax.tree.map(lambda x: x.dtype, abstract) for abstract in self.program.frozen]
-        return [restore_params(self.config.init_from, lora.frozen, mesh, of_base) for of_base in dtypes]
+        frozen = []
+        for abstract in self.program.frozen:
+            dtypes = jax.tree.map(lambda x: x.dtype, abstract)
+            frozen.append(restore_params(self.config.init_from, lora.frozen, mesh, dtypes))
+        return frozen
 
     def origin(self, start: int | None) -> str:
         """Describe the origin of the initial state, and what to do if it is not finite."""
@@ -96,11 +104,13 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     if allow:
         check_keys(config, allow)
     place = find_place(config)
-    packing = PackingOptions(**{field.name: getattr(config.data, field.name) for field in fields(PackingOptions)})
+    settings = {field.name: getattr(config.data, field.name) for field in fields(PackingOptions)}
+    packing = PackingOptions(**settings)
     model, kernel = _with_kernel(config, place, packing)
     begins = anew or latest_step(run_dir) is None
     tokenizer = _tokenizer(config, allow, begins)
-    opened = open_stores(config, tokenizer, None if anew else run_dir, allow)
+    resumed = None if anew else run_dir
+    opened = open_stores(config, tokenizer, resumed, allow)
     model, kernel = check_kernel(
         model, kernel, config.model, place.mesh, place.rank_tokens, packed=packing.has_segments
     )
@@ -256,7 +266,8 @@ def folder_of(run_dir: str) -> Path:
     if not run_dir and jax.process_count() > 1:
         raise ValueError("several processes need a common folder: set it, e.g. --config.run_dir=/shared/runs/mine")
     path = Path(run_dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}")
-    if strange := sorted(set(str(path.absolute())) & set("[]*?")):
+    strange = sorted(set(str(path.absolute())) & set("[]*?"))
+    if strange:
         raise ValueError(
             f"run_dir={path.absolute()} contains {' '.join(strange)}, which the checkpoint library takes for a "
             "pattern, so that it would not find what is saved there: choose another path"

@@ -82,15 +82,19 @@ def make_program(
     """
     _, shapes, letters = abstract_model(model)
     weights = shard_weights(shapes, letters, mesh)
-    adapters = Lora(lora, model, mesh) if lora.rank else None
-    transformation = make_optimizer(optimizer, steps, adapters.letters if adapters else letters)
-    shardings = state_shardings(adapters.adapters if adapters else weights, transformation)
+    trained = weights
+    adapters = None
+    if lora.rank:
+        adapters = Lora(lora, model, mesh)
+        trained = adapters.adapters
+        letters = adapters.letters
+        weights = adapters.weights
+    transformation = make_optimizer(optimizer, steps, letters)
+    shardings = state_shardings(trained, transformation)
 
     options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
     options |= {"accumulate": accumulate, "lora": adapters}
     step_on = lru_cache(lambda rings: make_train_step(model, transformation, shardings, mesh, rings=rings, **options))
-    if adapters:
-        weights = adapters.weights
     eval_step = make_eval_step(model, weights, mesh, seq_len=seq_len, accumulate=accumulate)
     state = abstract_state(shardings, transformation, mesh)
     batch = NamedSharding(mesh, BATCH)

@@ -54,7 +54,9 @@ class StepReports:
         self._tokens = config.batch_size * config.seq_len
         chip = chip_of(mesh.devices.flat[0].device_kind)
         flops = flops_per_token(config.model, config.seq_len)
-        self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size) if chip and flops else None
+        self._mfu_per_rate: float | None = None
+        if chip and flops:
+            self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size)
         self._devices = mesh.local_devices
         self._pending: tuple[int, dict[str, jax.Array], Future[Any]] | None = None
         self._last = time.perf_counter()
@@ -83,10 +85,13 @@ class StepReports:
 
     def flush(self) -> None:
         """Wait for the step that has not been reported yet, and report it."""
-        if self._pending:
-            (step, metrics, ended), self._pending = self._pending, None
-            moment = ended.result()
-            self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()}, moment)
+        if self._pending is None:
+            return
+        step, metrics, ended = self._pending
+        self._pending = None
+        moment = ended.result()
+        numbers = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self._report(step, numbers, moment)
 
     def resume(self) -> None:
         """Restart the clock after an evaluation or a save, whose time belongs to no step."""
@@ -102,36 +107,24 @@ class StepReports:
         """Describe the run, and warn of suspicious data."""
         config = run.config
         mesh = run.program.mesh
-        model = run.program.model
         start = self._start
-        family = "".join(f"{name}, " for key, name in registered_by(config.model).items() if key == "family")
+        family = registered_by(config.model)["family"]
         shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
-        chunks = getattr(model, "q_chunk", None), getattr(model, "k_chunk", None)
-        gathered = getattr(model, "ring", "") == "gathered"
-        rows = config.batch_size // (config.accumulate * shape["dp"] * shape["fsdp"])  # of a device at once
-        changed = context_changes(config) if start == 0 and config.init_from else []
-        lower = theta_warnings([config]) if changed else []
-        lengths = run.train_data.document_lengths()
-        passes = run.train_data.passes(config.steps)
-        windowed = getattr(model, "window", 0) > 0  # not counted
-        balance = None if windowed else run.train_data.describe_balance(chunks, rows, gathered)
         lines = [
-            f"{family}{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
-            f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}",
-            *([describe_adapters(config)] if config.lora.rank else ()),
-            *folder.damage,
-            *self._reporter.gaps,
-            *(self._describe_changes(config, folder) if folder.changes else ()),
-            *([run.kernel] if run.kernel else ()),
-            *(f"{change}, compared with {config.init_from}" for change in changed),
-            *lower,
-            *filter(None, (describe_earlier(store, run.tokenizer) for store in run.train_data.stores)),
-            *map(str, lengths),
-            *(describe_passes(store, times, config.steps) for store, times in passes.items()),
-            *([run.train_data.describe_buckets()] if config.data.buckets else ()),
-            *([balance] if balance else ()),
-            *(f"warning: {warning}" for warning in (too_short(lengths), too_often(passes)) if warning),
+            f"{family}, {config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x "
+            f"{config.batch_size}, mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}"
         ]
+        if config.lora.rank:
+            lines.append(describe_adapters(config))
+        lines += folder.damage
+        lines += self._reporter.gaps
+        if folder.changes:
+            lines += self._describe_changes(config, folder)
+        if run.kernel:
+            lines.append(run.kernel)
+        if start == 0 and config.init_from:
+            lines += _describe_context(config)
+        lines += _describe_data(run)
         for line in lines:
             self.say(line)
 
@@ -168,24 +161,67 @@ class StepReports:
         if not self._chats:
             del values["masked_tokens"]
         skipped = self._skipped.see(step, metrics)
-        if skipped or "loss" in values:
-            self._keep.see(step, None if skipped else values["loss"])
         if skipped:
-            values = {k: v for k, v in values.items() if np.isfinite(v)} | skipped
+            self._keep.see(step, None)
+            finite = {name: value for name, value in values.items() if np.isfinite(value)}
+            values = finite | skipped
             remarks.append(f"step {step} is skipped: {skipped['skipped']}; its batch: {skipped['batch']}")
+        elif "loss" in values:
+            self._keep.see(step, values["loss"])
         self._reporter.step(step, values)
         for line in remarks:
             self.say(line)
         self._skipped.check(step)
 
 
+def _describe_context(config: Config) -> list[str]:
+    """Describe the positional settings that differ from those of init_from, and warn of those that are too small."""
+    changed = context_changes(config)
+    if not changed:
+        return []
+    lines = [f"{change}, compared with {config.init_from}" for change in changed]
+    return lines + theta_warnings([config])
+
+
+def _describe_data(run: Run) -> list[str]:
+    """Describe the documents of a run, the passes through them and the work of its rings, and warn of odd ones."""
+    config = run.config
+    data = run.train_data
+    model = run.program.model
+    shape = run.program.mesh.shape
+    earlier = [describe_earlier(store, run.tokenizer) for store in data.stores]
+    lines = [line for line in earlier if line]
+    lengths = data.document_lengths()
+    lines += map(str, lengths)
+    passes = data.passes(config.steps)
+    for store, times in passes.items():
+        lines.append(describe_passes(store, times, config.steps))
+    if config.data.buckets:
+        lines.append(data.describe_buckets())
+    if getattr(model, "window", 0) <= 0:  # windows are not counted
+        chunks = getattr(model, "q_chunk", None), getattr(model, "k_chunk", None)
+        gathered = getattr(model, "ring", "") == "gathered"
+        rows = config.batch_size // (config.accumulate * shape["dp"] * shape["fsdp"])  # of a device at once
+        if balance := data.describe_balance(chunks, rows, gathered):
+            lines.append(balance)
+    for warning in (too_short(lengths), too_often(passes)):
+        if warning:
+            lines.append(f"warning: {warning}")
+    return lines
+
+
 def _schedule_before(config: Config, changes: Changes) -> optax.Schedule:
     """Return the learning rate by update of a run before its config changed."""
-    of_optimizer = {field.name for field in fields(config.optimizer)}
-    before = {key.removeprefix("optimizer."): old for key, (old, _) in changes.items() if key.startswith("optimizer.")}
-    optimizer = {name: old for name, old in before.items() if name in of_optimizer}
-    steps, _ = changes.get("steps", (config.steps, config.steps))  # None: not recorded, the rate was constant
-    return schedule(replace(config.optimizer, **optimizer), config.steps if steps is None else steps)
+    names = {field.name for field in fields(config.optimizer)}
+    optimizer = {}
+    for key, (old, _) in changes.items():
+        name = key.removeprefix("optimizer.")
+        if key.startswith("optimizer.") and name in names:
+            optimizer[name] = old
+    steps, _ = changes.get("steps", (config.steps, config.steps))
+    if steps is None:  # not recorded, the rate was constant
+        steps = config.steps
+    return schedule(replace(config.optimizer, **optimizer), steps)
 
 
 def describe_adapters(config: Config) -> str:

@@ -50,12 +50,16 @@ class SkippedSteps:
             if "grad_norm" in row:
                 self._remember(row["step"], row["grad_norm"])
         self.steps = sorted({*self.steps, *notes.get("skipped_steps", ())})
-        self._norms |= {int(step): norm for step, norm in notes.get("gradient_norms", {}).items()}
+        for step, norm in notes.get("gradient_norms", {}).items():
+            self._norms[int(step)] = norm
 
     def notes(self) -> dict[str, Any]:
         """Return notes for a resumed run as JSON values. They are copies, because the notes are written while the run
         continues."""
-        return {"skipped_steps": list(self.steps)} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
+        notes: dict[str, Any] = {"skipped_steps": list(self.steps)}
+        if self._factor:
+            notes["gradient_norms"] = dict(self._norms)
+        return notes
 
     def updates_before(self, step: int) -> int:
         """Return the number of optimizer updates before this step: the schedule does not count skipped steps."""
@@ -80,11 +84,10 @@ class SkippedSteps:
         if not metrics["skipped"]:
             return {}
         self.steps.append(step)
-        why = [
-            f"{of} is {metrics[name]}"
-            for name, of in (("loss", "loss"), ("grad_norm", "gradient norm"))
-            if not math.isfinite(metrics[name])
-        ]
+        why = []
+        for name, noun in (("loss", "loss"), ("grad_norm", "gradient norm")):
+            if not math.isfinite(metrics[name]):
+                why.append(f"{noun} is {metrics[name]}")
         if not why:
             limit = self.largest_norm(step)
             why = [f"gradient norm {metrics['grad_norm']:.4g} exceeds the spike limit {limit:.4g}"]
@@ -108,7 +111,9 @@ class SkippedSteps:
 
     def summary(self) -> list[str]:
         """Summarise the skipped steps."""
-        return [f"{len(self.steps)} steps of the run were skipped: {_ranges(self.steps)}"] if self.steps else []
+        if not self.steps:
+            return []
+        return [f"{len(self.steps)} steps of the run were skipped: {_ranges(self.steps)}"]
 
     def _remember(self, step: int, norm: float) -> None:
         if math.isfinite(norm):
@@ -118,7 +123,10 @@ class SkippedSteps:
 
 def _ranges(steps: list[int]) -> str:
     """List at most the first 20 steps, because thousands of steps would not fit in a line."""
-    return ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
+    listed = [str(step) for step in steps[:20]]
+    if len(steps) > 20:
+        listed.append("...")
+    return ", ".join(listed)
 
 
 def check_operations(run: Run, step: int, arrays: tuple[Any, ...], metrics: dict[str, jax.Array]) -> None:
@@ -130,7 +138,8 @@ def check_operations(run: Run, step: int, arrays: tuple[Any, ...], metrics: dict
       arrays: the parameters after the step, the batch, and frozen weights if there are some. The step was skipped, so
         the parameters are unchanged.
     """
-    loss, norm = (float(jax.device_get(metrics[name])) for name in ("loss", "grad_norm"))
+    loss = float(jax.device_get(metrics["loss"]))
+    norm = float(jax.device_get(metrics["grad_norm"]))
     if math.isfinite(loss) and math.isfinite(norm):
         return
     program = run.program
@@ -138,18 +147,23 @@ def check_operations(run: Run, step: int, arrays: tuple[Any, ...], metrics: dict
     weights = program.shardings.params
     rings = run.train_data.rings(step - 1)
     options: dict[str, Any] = {"accumulate": run.config.accumulate, "rings": rings, "lora": program.lora}
-    frozen = [specs(program.lora.frozen)] if program.lora else []
+    in_specs: list[Any] = [specs(weights), BATCH]
+    if program.lora:
+        in_specs.append(specs(program.lora.frozen))
     findings = find_bad_operations(
         make_gradients(program.model, weights, mesh, **options),
         arrays,
-        (specs(weights), BATCH, *frozen),
+        tuple(in_specs),
         mesh,
         compiler_options=compiler_options(mesh, training=True),
     )
     causes = [f"{finding} ({_coordinates(mesh, finding.device)})" for finding in findings]
     params, _, *frozen_weights = arrays
     weights = program.weights(params, frozen_weights)
-    bad = [jax.tree_util.keystr(path) for path, x in jax.tree.leaves_with_path(weights) if not bool(all_finite(x))]
+    bad = []
+    for path, x in jax.tree.leaves_with_path(weights):
+        if not bool(all_finite(x)):
+            bad.append(jax.tree_util.keystr(path))
     if bad:
         causes = [f"parameters are not finite before it: {', '.join(bad)}"]
     elif not causes:

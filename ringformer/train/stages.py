@@ -62,7 +62,8 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
             f"{latest_step(before.run_dir) or 0} of {before.steps} in {before.run_dir}: finish it first"
         )
     stages = {f"stage-{number}" for number in range(1, len(configs) + 1)}
-    if unknown := [key for key in allow if key.startswith("stage-") and key not in stages]:
+    unknown = [key for key in allow if key.startswith("stage-") and key not in stages]
+    if unknown:
         raise ValueError(f"--allow={unknown[0]}: the config has {len(configs)} stages")
     if jax.process_index() == 0:
         for warning in theta_warnings(configs):
@@ -81,9 +82,12 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
             except ValueError as error:
                 raise ValueError(f"stage {number}: {error}") from None
     if refused:
-        changes = "; ".join(f"stage {number}: {error.changes}" for number, error in refused.items())
-        keys = dict.fromkeys(key for error in refused.values() for key in error.keys)
-        raise RunChanged(Path(configs[0].run_dir).parent, changes, keys)
+        changes = []
+        keys: dict[str, None] = {}
+        for number, error in refused.items():
+            changes.append(f"stage {number}: {error.changes}")
+            keys |= dict.fromkeys(error.keys)
+        raise RunChanged(Path(configs[0].run_dir).parent, "; ".join(changes), keys)
     return runs
 
 
@@ -100,7 +104,8 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
             if jax.process_index() == 0:
                 _write_record(configs)
             # Earlier stages need no check here: each is verified when the next one starts from it.
-            if not (nothing_left if run is runs[-1] else finished)(run.config):
+            is_done = nothing_left if run is runs[-1] else finished
+            if not is_done(run.config):
                 try:
                     train(run, stopping)
                 finally:
@@ -179,6 +184,11 @@ def _row(number: int, config: Config) -> dict[str, Any]:
     rows = read_metrics(Path(config.run_dir, METRICS))
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
     step = latest_step(config.run_dir) or 0
+    state = "not begun"
+    if finished(config):
+        state = "finished"
+    elif rows or step:
+        state = f"at step {step}"
     return {
         "stage": number,
         "run_dir": Path(config.run_dir).name,
@@ -187,7 +197,7 @@ def _row(number: int, config: Config) -> dict[str, Any]:
         "mesh_dim": config.mesh_dim,
         "steps": config.steps,
         "tokens": config.steps * config.batch_size * config.seq_len,
-        "state": "finished" if finished(config) else f"at step {step}" if rows or step else "not begun",
+        "state": state,
         "eval_loss_first": losses[0] if losses else None,
         "eval_loss_last": losses[-1] if losses else None,
     }
@@ -196,7 +206,8 @@ def _row(number: int, config: Config) -> dict[str, Any]:
 def _check_folder(configs: list[Config]) -> None:
     folder = Path(configs[0].run_dir).parent
     ours = {Path(config.run_dir).name for config in configs}
-    if others := sorted(path.name for path in folder.glob("stage-*-*") if path.name not in ours):
+    others = sorted(path.name for path in folder.glob("stage-*-*") if path.name not in ours)
+    if others:
         raise ValueError(
             f"{folder} holds {', '.join(others)}, which this config does not have (its stages: "
             f"{', '.join(sorted(ours))}): choose another run_dir"

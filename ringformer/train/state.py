@@ -52,13 +52,15 @@ def make_init(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, seed: in
     @partial(jax.jit, out_shardings=named(weights, mesh))
     def init():
         params = nnx.to_pure_dict(nnx.state(build(config, nnx.Rngs(seed))))
-        return jax.tree.map(
-            lambda w, x: jnp.pad(x, [(0, whole - n) for whole, n in zip(w.padded_shape, x.shape, strict=True)]),
-            weights,
-            params,
-        )
+        return jax.tree.map(_padded, weights, params)
 
     return init
+
+
+def _padded(weight: WeightSharding, x: jax.Array) -> jax.Array:
+    """Return a parameter with the padding that its sharding requires, at the end of its dimensions."""
+    padding = [(0, whole - size) for whole, size in zip(weight.padded_shape, x.shape, strict=True)]
+    return jnp.pad(x, padding)
 
 
 def init_state(

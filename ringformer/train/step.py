@@ -69,8 +69,12 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state), metrics
 
     state_specs = specs(shardings)
-    in_specs = state_specs, BATCH, *([specs(lora.frozen)] if lora else []), *([P()] if skip_spikes else [])
-    sharded = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(state_specs, P()))
+    in_specs: list[Any] = [state_specs, BATCH]
+    if lora:
+        in_specs.append(specs(lora.frozen))
+    if skip_spikes:
+        in_specs.append(P())
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=tuple(in_specs), out_specs=(state_specs, P()))
     return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh, training=True))
 
 
@@ -85,7 +89,9 @@ def make_gradients(
 ) -> Callable[..., Any]:
     """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`;
     with `lora`, `gradients(params, batch, frozen)`."""
-    definition, axes, gather = _per_device(config, lora.weights if lora else weights, mesh, rings)
+    if lora:
+        weights = lora.weights
+    definition, axes, gather = _per_device(config, weights, mesh, rings)
 
     def gradients(params, batch, *frozen):
         def loss_sum(params, batch):
@@ -168,4 +174,6 @@ def _per_device(config, weights, mesh, rings=1):
     def gather(name, shards):
         return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)
 
-    return abstract_model(config)[0], Axes("sp", "tp" if mesh.shape["tp"] > 1 else None, rings), gather
+    definition, _, _ = abstract_model(config)
+    tp = "tp" if mesh.shape["tp"] > 1 else None
+    return definition, Axes("sp", tp, rings), gather
