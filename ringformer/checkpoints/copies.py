@@ -63,7 +63,8 @@ def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
     if manifest is None:
         raise DamagedFiles(f"{folder} has no manifest: it was saved before there were hashes, and is not copied")
     hashes = {f"{TREE}/{name}": entry for name, entry in manifest.items()}
-    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} | hashes.keys()
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    names = files | hashes.keys()
     old = {place for place, complete in _places(store).get(step, {}).items() if complete}
     first = f"checkpoints/{step}/"
     second = f"checkpoints/{step}.2/"
@@ -140,8 +141,16 @@ def parts_of(place: ObjectStore | Path) -> list[str]:
     else:
         names = place.names()
     pattern = rf"(?:(stage-\d+-\d+)/)?checkpoints/\d+(?:\.2)?/{LAST}"
-    parts = {match[1] or "" for match in (re.fullmatch(pattern, name) for name in names) if match}
-    return sorted(parts, key=lambda part: int(part.split("-")[1]) if part else 0)
+    parts = set()
+    for name in names:
+        if match := re.fullmatch(pattern, name):
+            parts.add(match[1] or "")
+    return sorted(parts, key=_stage_number)
+
+
+def _stage_number(part: str) -> int:
+    """Return the number in the name of a stage; 0 for a run without stages."""
+    return int(part.split("-")[1]) if part else 0
 
 
 def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:

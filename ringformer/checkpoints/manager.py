@@ -75,8 +75,9 @@ class Checkpoints:
         self._finish()
         saved = jax.tree.map(lambda x, w: Saved(x, w.shape), state, self._shardings)
         self._unchecked = int(state.step)
+        notes = {"step": self._unchecked} | (about or {})
         with self._failing():
-            self._manager.save(self._unchecked, args=Save(saved._asdict(), {"step": self._unchecked, **(about or {})}))
+            self._manager.save(self._unchecked, args=Save(saved._asdict(), notes))
 
     def check(self) -> None:
         """Raise OSError if the save in progress has failed, without waiting. Call this at every step."""
@@ -134,7 +135,8 @@ class Checkpoints:
         args = Restore(arguments, restore_args=arguments)
         tree = restore_checked(self._run_dir, step, self._handler, lambda: self._manager.restore(step, args=args))
         state = self._target._replace(**tree)
-        if (actual := int(state.step)) != step:  # old checkpoints have no other record of their step
+        actual = int(state.step)
+        if actual != step:  # old checkpoints have no other record of their step
             raise DamagedFiles(f"{self._run_dir}/checkpoints/{step} holds step {actual}, under another name")
         return state
 
@@ -166,7 +168,8 @@ class Checkpoints:
 
 def _check(run_dir: Path, step: int, target: State, shardings: State) -> None:
     """Raise OSError if a restore of the run would not find this step, or would not find the arrays that were saved."""
-    if (latest := latest_step(run_dir)) != step:
+    latest = latest_step(run_dir)
+    if latest != step:
         raise OSError(
             f"{run_dir}: step {step} was saved, but the latest checkpoint that can be found there is {latest}"
         )
@@ -177,6 +180,11 @@ def _check(run_dir: Path, step: int, target: State, shardings: State) -> None:
         raise OSError(f"{folder} was saved, but cannot be read: {error}") from error
     stored = {array.name: (array.shape, array.dtype) for array in described}
     leaves = jax.tree.leaves_with_path(restore_arguments(target, shardings)._asdict())
-    saved = {".".join(ocp.tree.str_keypath(path)): (leaf.logical_shape, leaf.array.dtype) for path, leaf in leaves}
-    if wrong := [name for name in saved.keys() | stored.keys() if saved.get(name) != stored.get(name)]:
-        raise OSError(f"{folder} was saved, but does not hold what was: {', '.join(sorted(wrong))}")
+    saved = {}
+    for path, leaf in leaves:
+        name = ".".join(ocp.tree.str_keypath(path))
+        saved[name] = (leaf.logical_shape, leaf.array.dtype)
+    names = saved.keys() | stored.keys()
+    wrong = sorted(name for name in names if saved.get(name) != stored.get(name))
+    if wrong:
+        raise OSError(f"{folder} was saved, but does not hold what was: {', '.join(wrong)}")

@@ -68,22 +68,30 @@ class RopeChange:
         original = own.original_max_position or scaling.get("original_max_position")
         if original is None and context is not None:
             original = context / (own.factor or 1)
-        return None if original is None else int(original * factor)
+        if original is None:
+            return None
+        return int(original * factor)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "RopeChange | None":
         """Return the change with these `settings`; None if there are none."""
+        if not settings:
+            return None
         scaling = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
         dropped = settings.get("drop_rope", False)
-        change = cls(rope_theta=settings.get("rope_theta"), scaling=scaling or None, drop_rope=dropped)
-        return change if settings else None
+        return cls(rope_theta=settings.get("rope_theta"), scaling=scaling or None, drop_rope=dropped)
 
     @property
     def settings(self) -> dict[str, Any]:
         """Values of the options that are set, for JSON, by their names."""
-        theta = {} if self.rope_theta is None else {"rope_theta": self.rope_theta}
-        dropped = {"drop_rope": True} if self.drop_rope else {}
-        return theta | dropped | {f"{PREFIX}{name}": value for name, value in (self.scaling or {}).items()}
+        settings: dict[str, Any] = {}
+        if self.rope_theta is not None:
+            settings["rope_theta"] = self.rope_theta
+        if self.drop_rope:
+            settings["drop_rope"] = True
+        for name, value in (self.scaling or {}).items():
+            settings[f"{PREFIX}{name}"] = value
+        return settings
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.settings.items())
@@ -102,7 +110,8 @@ class RopeChange:
         given = dict(self.scaling or {})
         if "kind" not in given:
             raise ValueError(f"--{PREFIX}{min(given)} needs --{PREFIX}kind, one of {', '.join(OPTIONS)}")
-        original = own.original_max_position or (context if own.kind == "none" else None)
+        unscaled = context if own.kind == "none" else None
+        original = own.original_max_position or unscaled
         if "original_max_position" in OPTIONS.get(given["kind"], ()) and original is not None:
             named = given.setdefault("original_max_position", original)
             if named != original:
@@ -115,13 +124,23 @@ class RopeChange:
 
 def add_rope_options(parser: argparse.ArgumentParser, *, converts: bool = False) -> None:
     """Add the options of another rope, for a conversion also that of none."""
-    add_flags(parser, RopeChange, ["rope_theta", "drop_rope"] if converts else ["rope_theta"])
+    names = ["rope_theta"]
+    if converts:
+        names.append("drop_rope")
+    add_flags(parser, RopeChange, names)
     add_flags(parser, RopeScaling, unset=True, prefix=PREFIX)
 
 
 def rope_change(args: argparse.Namespace) -> RopeChange | None:
     """Return the change that a command asks for, None if it asks for none."""
-    names = ["rope_theta", *(PREFIX + field.name for field in fields(RopeScaling))]
-    values = {name: getattr(args, name) for name in names}
-    values["drop_rope"] = getattr(args, "drop_rope", False) or None
-    return RopeChange.of({name: value for name, value in values.items() if value is not None})
+    names = ["rope_theta"]
+    for field in fields(RopeScaling):
+        names.append(PREFIX + field.name)
+    settings = {}
+    for name in names:
+        value = getattr(args, name)
+        if value is not None:
+            settings[name] = value
+    if getattr(args, "drop_rope", False):
+        settings["drop_rope"] = True
+    return RopeChange.of(settings)

@@ -37,12 +37,15 @@ def model_of(run_dir: str | Path) -> ModelConfig:
         raise FileNotFoundError(f"{run_dir} has no config.json: name the folder of a run or of a converted model")
     advice = "convert or copy the model again"
     if (Path(run_dir) / METRICS).is_file():  # a run
-        recorded = (Path(run_dir) / IDENTITY).is_file()
-        advice = "delete it, and the run's own command writes it again" if recorded else "bring back a copy"
+        advice = "bring back a copy"
+        if (Path(run_dir) / IDENTITY).is_file():
+            advice = "delete it, and the run's own command writes it again"
     saved = read_object(run_dir, CONFIG, advice)
     check_named(Path(run_dir))
     if "model" not in saved:
-        advice = "convert it first, with ringformer convert from-hf" if "model_type" in saved else "name a run's folder"
+        advice = "name a run's folder"
+        if "model_type" in saved:
+            advice = "convert it first, with ringformer convert from-hf"
         raise ValueError(f"{run_dir}/config.json is not that of a run or of a converted model: {advice}")
     family = _family(run_dir, saved)
     try:
@@ -56,7 +59,8 @@ def model_of(run_dir: str | Path) -> ModelConfig:
 def hugging_face_tokens(run_dir: str | Path, model: Any) -> ModelTokens:
     """Return the end tokens and the context that the Hugging Face config.json of a saved model names."""
     table = hugging_face_of(type(model))
-    return model_tokens(Path(run_dir), HF_CONFIG, model.vocab_size, table.absent if table else {})
+    absent = table.absent if table else {}
+    return model_tokens(Path(run_dir), HF_CONFIG, model.vocab_size, absent)
 
 
 def context_of(run_dir: str | Path) -> int | None:
@@ -124,7 +128,9 @@ def recorded_tokenizer(folder: Path) -> str | None:
     model."""
     if (folder / IDENTITY).is_file():
         return read_object(folder, IDENTITY, "restore it")["identity"].get("data.tokenizer")
-    data = (read_object(folder, CONFIG) if (folder / CONFIG).is_file() else {}).get("data") or {}
+    if not (folder / CONFIG).is_file():
+        return None
+    data = read_object(folder, CONFIG).get("data") or {}
     return "bytes" if data.get("tokenizer") == "bytes" else None
 
 
@@ -147,8 +153,13 @@ def checkpoint_hash(folder: Path) -> str:
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     hashed = any(path.name == MANIFEST for path in files.values())
     described = MANIFEST if hashed else "_CHECKPOINT_METADATA"
-    texts = {name: path.read_text(errors="replace") for name, path in files.items() if path.name == described}
-    sizes = [] if hashed else [(name, path.stat().st_size) for name, path in files.items()]
+    texts = {}
+    sizes = []
+    for name, path in files.items():
+        if path.name == described:
+            texts[name] = path.read_text(errors="replace")
+        if not hashed:
+            sizes.append((name, path.stat().st_size))
     content = json.dumps([texts, sizes], sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
@@ -193,8 +204,9 @@ def restore_adapters(run_dir: str | Path, mesh: Mesh) -> Any:
 
 def lora_of(run_dir: str | Path) -> LoraConfig | None:
     """Return the adapters that a run trained; None if it trained all weights, and for a converted model."""
-    written = (Path(run_dir) / CONFIG).is_file()  # checkpoints are also read without it
-    values = (read_object(run_dir, CONFIG, "restore it") if written else {}).get("lora") or {}
+    if not (Path(run_dir) / CONFIG).is_file():  # checkpoints are also read without it
+        return None
+    values = read_object(run_dir, CONFIG, "restore it").get("lora") or {}
     return LoraConfig(**values) if values.get("rank") else None
 
 

@@ -65,17 +65,19 @@ class _Handler(ocp.type_handlers.TypeHandler):
         return "jax.Array"  # the type that other readers restore
 
     async def metadata(self, infos):
-        stores = [await ts.open(location(info), open=True) for info in infos]
-        return [
-            ocp.metadata.ArrayMetadata(info.name, info.parent_dir, store.shape, None, store.dtype.numpy_dtype)
-            for info, store in zip(infos, stores, strict=True)
-        ]
+        described = []
+        for info in infos:
+            store = await ts.open(location(info), open=True)
+            dtype = store.dtype.numpy_dtype
+            described.append(ocp.metadata.ArrayMetadata(info.name, info.parent_dir, store.shape, None, dtype))
+        return described
 
     async def serialize(self, values, infos, args=None):
         """Copy arrays that may be donated when this returns to the host, and leave the rest to a thread."""
         for value in values:
-            for shard in _written(value.array) if value.donated else ():
-                shard.data.copy_to_host_async()
+            if value.donated:
+                for shard in _written(value.array):
+                    shard.data.copy_to_host_async()
         leaves = [_leaf(value, info) for value, info in zip(values, infos, strict=True)]
         return [ocp.future.CommitFutureAwaitingContractedSignals(self._write(leaves), name="sharded_arrays")]
 
@@ -114,13 +116,15 @@ def _written(array: jax.Array) -> list[jax.Shard]:
 def _leaf(value: Saved, info: Info) -> Leaf:
     """Return the chunks that this process writes."""
     array = value.array
-    shard = list(value.array.sharding.shard_shape(value.array.shape))
-    if (dim := value.padded_shards) is not None:
+    shard = list(array.sharding.shard_shape(array.shape))
+    dim = value.padded_shards
+    if dim is not None:
         shard[dim] = shard[dim] * value.shape[dim] // array.shape[dim]
     chunk = _chunk(value.shape, tuple(shard), array.dtype.itemsize)
     blocks = _blocks(value, chunk)
-    metadata = array_metadata(value.shape, chunk, array.dtype)
-    return Leaf(info, metadata, _taken(list(blocks)) if value.donated else blocks)
+    if value.donated:
+        blocks = _taken(list(blocks))
+    return Leaf(info, array_metadata(value.shape, chunk, array.dtype), blocks)
 
 
 def _blocks(value: Saved, chunk: tuple[int, ...]) -> Iterator[tuple[Place, np.ndarray]]:
@@ -129,27 +133,34 @@ def _blocks(value: Saved, chunk: tuple[int, ...]) -> Iterator[tuple[Place, np.nd
         data = np.asarray(shard.data) if value.donated else shard.data
         place = _inside(shard.index, value.array.shape, value.shape, value.padded_shards)
         for part in _split(place, chunk):
-            inside = tuple(slice(s.start - p.start, s.stop - p.start) for s, p in zip(part, place, strict=True))
-            yield part, np.asarray(data[inside])
+            yield part, np.asarray(data[_relative(part, place)])
+
+
+def _relative(part: Place, place: Place) -> Place:
+    """Return the place of a part within the block at `place`."""
+    inside = []
+    for along, whole in zip(part, place, strict=True):
+        inside.append(slice(along.start - whole.start, along.stop - whole.start))
+    return tuple(inside)
 
 
 def _chunk(shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the shape of a chunk: a shard, cut along the first dimension that is whole on each device, for example the
     layers of a stacked weight. A chunk has only few layers, so reading one layer decodes little else."""
-    dim = next((i for i, (whole, part) in enumerate(zip(shape, shard, strict=True)) if whole == part), None)
-    if dim is None:
-        return shard
-    row = itemsize * int(np.prod(shard[:dim] + shard[dim + 1 :]))
-    rows = min(max(1, CHUNK_BYTES // row), shape[dim])
-    return (*shard[:dim], rows, *shard[dim + 1 :])
+    for dim, (whole, part) in enumerate(zip(shape, shard, strict=True)):
+        if whole == part:
+            row = itemsize * int(np.prod(shard[:dim] + shard[dim + 1 :]))
+            rows = min(max(1, CHUNK_BYTES // row), whole)
+            return (*shard[:dim], rows, *shard[dim + 1 :])
+    return shard
 
 
 def _split(place: Place, chunk: tuple[int, ...]) -> Iterator[Place]:
     """Yield the places of a shard's chunks; none for a shard of padding."""
-    cuts = [
-        [slice(start, min(start + size, p.stop)) for start in range(p.start, p.stop, size)]
-        for p, size in zip(place, chunk, strict=True)
-    ]
+    cuts = []
+    for along, size in zip(place, chunk, strict=True):
+        starts = range(along.start, along.stop, size)
+        cuts.append([slice(start, min(start + size, along.stop)) for start in starts])
     return itertools.product(*cuts)
 
 
@@ -165,9 +176,14 @@ def _inside(index: Place, padded: tuple[int, ...], shape: tuple[int, ...], padde
     Args:
       padded, shape: shapes of the array with and without padding. padded_shards: see `Saved`.
     """
-    place = [slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)]
-    if (dim := padded_shards) is not None:
-        place[dim] = slice(*(x * shape[dim] // padded[dim] for x in index[dim].indices(padded[dim])[:2]))
+    place = []
+    for along, size in zip(index, shape, strict=True):
+        start, stop, _ = along.indices(size)
+        place.append(slice(start, stop))
+    dim = padded_shards
+    if dim is not None:
+        start, stop, _ = index[dim].indices(padded[dim])
+        place[dim] = slice(start * shape[dim] // padded[dim], stop * shape[dim] // padded[dim])
     return tuple(place)
 
 
@@ -187,10 +203,11 @@ async def _read(info: Info, arg: Restored, hashes: Hashes | None) -> jax.Array:
         store = await open_array(info, hashes, array_context())
         if store.shape == shape:
             numbers = ts.cast(store, array.dtype)
-            places = {  # only one of the replicas
-                str(index): _inside(index, array.shape, shape, arg.padded_shards) for index in indices.values()
-            }
-            reads = {index: numbers[place].read() for index, place in places.items()}
+            reads = {}
+            for index in indices.values():
+                if str(index) not in reads:  # only one of the replicas
+                    place = _inside(index, array.shape, shape, arg.padded_shards)
+                    reads[str(index)] = numbers[place].read()
             shards = {index: _padded(await read, local) for index, read in reads.items()}
     except DamagedFiles:
         raise
@@ -208,4 +225,5 @@ def _padded(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return a shard from the part of it that is not padding."""
     if part.shape == shape:
         return part
-    return np.pad(part, [(0, size - inside) for size, inside in zip(shape, part.shape, strict=True)])
+    padding = [(0, size - inside) for size, inside in zip(shape, part.shape, strict=True)]
+    return np.pad(part, padding)

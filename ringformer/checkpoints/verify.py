@@ -53,7 +53,8 @@ def checkpoint_faults(
     if faults == []:
         try:
             saved = (read_about(folder) or {}).get("step", step)
-            faults = [] if saved == step else [f"{folder.parent} holds step {saved}, under another name"]
+            if saved != step:
+                faults = [f"{folder.parent} holds step {saved}, under another name"]
         except DamagedFiles as error:  # not raised: the other processes wait for this one
             faults = [str(error)]
     return shared_faults(faults)
@@ -114,12 +115,14 @@ def restore_newest(run_dir: str | Path, restore: Callable[[int], T]) -> tuple[in
         except DamagedFiles as error:
             damaged[step] = error
             continue
-        lines = [
-            f"the checkpoint of step {broken} is damaged ({error}): it is in {_set_aside(Path(run_dir), broken)} now, "
-            f"and the run goes on from step {step}"
-            for broken, error in damaged.items()
-        ]
-        return step, restored, [*lines, *unverified(run_dir, step)]
+        lines = []
+        for broken, fault in damaged.items():
+            aside = _set_aside(Path(run_dir), broken)
+            lines.append(
+                f"the checkpoint of step {broken} is damaged ({fault}): it is in {aside} now, and the run goes on from "
+                f"step {step}"
+            )
+        return step, restored, lines + unverified(run_dir, step)
     if damaged:
         each = "; ".join(f"step {step}: {error}" for step, error in damaged.items())
         raise DamagedFiles(f"{run_dir}: no checkpoint is whole ({each}); bring one back, or choose another run_dir")
@@ -128,8 +131,9 @@ def restore_newest(run_dir: str | Path, restore: Callable[[int], T]) -> tuple[in
 
 def unverified(run_dir: str | Path, step: int) -> list[str]:
     """Return a line to report about a checkpoint if it has no hashes; otherwise no line."""
-    has_hashes = (tree_folder(run_dir, step) / MANIFEST).exists()
-    return [] if has_hashes else [f"the checkpoint of step {step} in {run_dir} {UNVERIFIED}"]
+    if (tree_folder(run_dir, step) / MANIFEST).exists():
+        return []
+    return [f"the checkpoint of step {step} in {run_dir} {UNVERIFIED}"]
 
 
 @contextmanager
@@ -139,17 +143,17 @@ def advising(run_dir: str | Path, step: int) -> Iterator[None]:
         yield
     except DamagedFiles as error:
         older = [other for other in saved_steps(run_dir) if other < step]
-        advice = (
-            f"move {tree_folder(run_dir, step).parent} away to take that of step {older[-1]}"
-            if older
-            else "bring it back from a copy"
-        )
+        advice = "bring it back from a copy"
+        if older:
+            advice = f"move {tree_folder(run_dir, step).parent} away to take that of step {older[-1]}"
         raise DamagedFiles(f"the checkpoint of step {step} is damaged ({error}): {advice}") from error
 
 
 def summary(faults: list[str]) -> str:
     """Return the first fault, and the number of others."""
-    return faults[0] + (f", and {len(faults) - 1} more" if len(faults) > 1 else "")
+    if len(faults) == 1:
+        return faults[0]
+    return f"{faults[0]}, and {len(faults) - 1} more"
 
 
 def _set_aside(run_dir: Path, step: int) -> str:
@@ -171,5 +175,9 @@ def shared_faults(faults: list[str] | None) -> list[str] | None:
     if jax.process_count() == 1:
         return faults
     reports = from_all(faults and faults[:REPORTED])
-    lines = [line for report in reports for line in report or ()]
-    return list(dict.fromkeys(lines)) if lines or None not in reports else None
+    lines: list[str] = []
+    for report in reports:
+        lines += report or ()
+    if not lines and None in reports:
+        return None
+    return list(dict.fromkeys(lines))
