@@ -46,7 +46,9 @@ class Keep:
         if self.skipping or self.latest is None:
             return [True] * len(steps)
         stay = {*sorted(steps)[-self.latest :], self.proven(steps)}
-        stay |= {step for step in steps if self.every and step % self.every == 0}
+        for step in steps:
+            if self.every and step % self.every == 0:
+                stay.add(step)
         evaluated = [step for step in steps if step in self.losses]
         stay |= {*sorted(evaluated, key=lambda step: (self.losses[step], -step))[: self.best]}
         return [step in stay for step in steps]

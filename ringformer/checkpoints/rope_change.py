@@ -77,7 +77,10 @@ class RopeChange:
         """Return the change with these `settings`; None if there are none."""
         if not settings:
             return None
-        scaling = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
+        scaling = {}
+        for name, value in settings.items():
+            if name.startswith(PREFIX):
+                scaling[name.removeprefix(PREFIX)] = value
         dropped = settings.get("drop_rope", False)
         return cls(rope_theta=settings.get("rope_theta"), scaling=scaling or None, drop_rope=dropped)
 

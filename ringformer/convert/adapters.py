@@ -143,9 +143,10 @@ def _tensors(layers: dict[str, Any], lora: LoraConfig, config: DecoderConfig) ->
         part, weight, _ = PROJECTIONS[projection]
         a = layers[part][weight]["a"]
         b = layers[part][weight]["b"]
-        for i, name in enumerate(Weight(("layers", part, weight), config).names):
-            tensors[_peft_name(name, "A")] = np.ascontiguousarray(a[i].reshape(-1, lora.rank).T)
-            tensors[_peft_name(name, "B")] = np.ascontiguousarray(b[i].reshape(lora.rank, -1).T)
+        place = Weight(("layers", part, weight), config)
+        for i, (name_a, name_b) in enumerate(zip(_peft_names(place, "A"), _peft_names(place, "B"), strict=True)):
+            tensors[name_a] = np.ascontiguousarray(a[i].reshape(-1, lora.rank).T)
+            tensors[name_b] = np.ascontiguousarray(b[i].reshape(lora.rank, -1).T)
     return tensors
 
 
@@ -176,8 +177,8 @@ def from_peft(path: Path, config: DecoderConfig, origin: str) -> Factors:
     left = set(tensors.shapes)
     for projection, (part, weight, inputs) in PROJECTIONS.items():
         place = Weight(("layers", part, weight), config)
-        names_a = [_peft_name(tensor, "A") for tensor in place.names]
-        names_b = [_peft_name(tensor, "B") for tensor in place.names]
+        names_a = _peft_names(place, "A")
+        names_b = _peft_names(place, "B")
         if left.isdisjoint(names_a + names_b):
             continue
         outputs, columns = place.tensor_shape
@@ -223,6 +224,6 @@ def _stacked(tensors: TensorFolder, names: list[str], needed: tuple[int, ...]) -
     return np.stack([np.asarray(tensors.read(name), np.float32).T for name in names])
 
 
-def _peft_name(tensor: str, factor: str) -> str:
-    """Return PEFT's name of a factor, A or B, of the adapter of a weight."""
-    return f"base_model.model.{tensor.removesuffix('.weight')}.lora_{factor}.weight"
+def _peft_names(place: Weight, factor: str) -> list[str]:
+    """Return PEFT's names of a factor, A or B, of the adapters of a weight, by layer."""
+    return [f"base_model.model.{name.removesuffix('.weight')}.lora_{factor}.weight" for name in place.names]

@@ -106,11 +106,11 @@ def _tensors(config: DecoderConfig) -> dict[str, tuple[Weight, int]]:
         for layer, name in enumerate(weight.names):
             place[name] = (weight, layer)
 
-    def position(name: str) -> tuple[int, int]:
-        weight, layer = place[name]
+    def position(tensor: tuple[str, tuple[Weight, int]]) -> tuple[int, int]:
+        _, (weight, layer) = tensor
         return READING_ORDER.index(weight.path[0]), layer
 
-    return {name: place[name] for name in sorted(place, key=position)}
+    return dict(sorted(place.items(), key=position))
 
 
 def _token_ids(run_dir: Path, run: dict[str, Any], hf: dict[str, Any]) -> dict[str, Any]:

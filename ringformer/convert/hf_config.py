@@ -163,8 +163,13 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
 
     text = hf
     where = "config.json"
-    possible = [(table, family) for table, family in tables if table.architecture == name]
-    wrappers = [(table, family) for table, family in tables if table.wrapper == name]
+    possible = []
+    wrappers = []
+    for table, family in tables:
+        if table.architecture == name:
+            possible.append((table, family))
+        if table.wrapper == name:
+            wrappers.append((table, family))
     if wrappers and type(hf.get("text_config")) is dict:
         text = text_keys(hf, OUTER)
         where = f"the text_config of this {name}"
@@ -239,21 +244,17 @@ def to_hf_config(config: DecoderConfig, *, max_position: int, dtype: str, token_
             f"hidden_size={config.hidden_size} is not a multiple of num_heads={config.num_heads}: transformers refuses "
             f"such a {table.model_type}"
         )
-    sizes = {key: getattr(config, field) for key, field in SIZES.items()}
-    optional = {key: getattr(config, field) for key, (field, _) in OPTIONAL_FIELDS.items()}
-    required = {key: values[0] for key, values in table.required.items() if values[0] is not None}
-    return {
-        "architectures": [table.architecture],
-        "model_type": table.model_type,
-        **sizes,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        **required,
-        **optional,
-        "max_position_embeddings": max_position,
-        **own,
-        "dtype": dtype,
-        "torch_dtype": dtype,
-        "use_cache": True,
-        **token_ids,
-    }
+    hf: dict[str, Any] = {"architectures": [table.architecture], "model_type": table.model_type}
+    for key, field in SIZES.items():
+        hf[key] = getattr(config, field)
+    hf["num_key_value_heads"] = config.num_kv_heads
+    hf["head_dim"] = config.head_dim
+    for key, values in table.required.items():
+        if values[0] is not None:
+            hf[key] = values[0]
+    for key, (field, _) in OPTIONAL_FIELDS.items():
+        hf[key] = getattr(config, field)
+    hf["max_position_embeddings"] = max_position
+    hf |= own
+    hf |= {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
+    return hf | token_ids

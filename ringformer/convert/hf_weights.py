@@ -35,8 +35,9 @@ TENSORS: dict[ParamPath, tuple[str, str]] = {
 parameter."""
 
 BIASES: dict[ParamPath, tuple[str, str]] = {
-    ("layers", "attention", f"b{x}"): (f"model.layers.{{}}.self_attn.{x}_proj.bias", f"({heads} d) -> {heads} d")
-    for x, heads in zip("qkv", "HKK", strict=True)
+    ("layers", "attention", "bq"): ("model.layers.{}.self_attn.q_proj.bias", "(H d) -> H d"),
+    ("layers", "attention", "bk"): ("model.layers.{}.self_attn.k_proj.bias", "(K d) -> K d"),
+    ("layers", "attention", "bv"): ("model.layers.{}.self_attn.v_proj.bias", "(K d) -> K d"),
 }
 OUTPUT_NORMS: dict[ParamPath, tuple[str, str]] = {
     ("layers", "attention_output_norm", "scale"): ("model.layers.{}.post_attention_layernorm.weight", "D -> D"),

@@ -47,7 +47,10 @@ def mechanisms(hf: dict[str, Any]) -> str:
 
 def _first_set(keys: dict[str, Any], names: tuple[str, ...]) -> Any:
     """Return the value of the first of the names that is set; None if none is."""
-    return next((keys[name] for name in names if keys.get(name)), None)
+    for name in names:
+        if keys.get(name):
+            return keys[name]
+    return None
 
 
 def _mechanisms(keys: dict[str, Any]) -> Iterator[str]:

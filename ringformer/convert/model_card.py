@@ -150,7 +150,9 @@ def _training(runs: list[Run]) -> Iterator[str]:
     yield from ("", "## Training", "", *dict.fromkeys(facts), "", *_table(table))
     if evaluations:
         last = evaluations[-1]
-        by_position = [_selected(bucket, ("first", "last", "tokens", "loss")) for bucket in last["eval_by_position"]]
+        by_position = []
+        for bucket in last["eval_by_position"]:
+            by_position.append(_selected(bucket, ("first", "last", "tokens", "loss")))
         yield from ("", f"Held-out loss by position at step {last['step']:,}, in nats per token:", "")
         yield from _table(by_position)
 
@@ -169,9 +171,15 @@ def _data(folder: Path, identity: Identity) -> Iterator[str]:
         parts = list(parse_mixture(data["mixture"]))
     for (path, share), (digest, _) in zip(parts, stored, strict=False):
         meta = _meta(path, digest)
-        source = meta["settings"].get("snapshot") or meta["settings"].get("source")
-        counts = {key: meta.get(key) for key in ("documents", "tokens", "fingerprint")}
-        yield _fact("Data", {"store": path, "share": share, "source": source} | counts)
+        facts = {
+            "store": path,
+            "share": share,
+            "source": meta["settings"].get("snapshot") or meta["settings"].get("source"),
+            "documents": meta.get("documents"),
+            "tokens": meta.get("tokens"),
+            "fingerprint": meta.get("fingerprint"),
+        }
+        yield _fact("Data", facts)
     yield _fact("Tokenizer", {"name": identity["data.tokenizer"]})
     if lora := lora_of(folder):
         projections = ", ".join(lora.names)
@@ -212,7 +220,7 @@ def _reported(line: dict[str, Any]) -> dict[str, Any]:
     """Return the cells of a line of a report. Raises ValueError, TypeError or LookupError for another form."""
     interval: list[float | None] = [None, None]
     if line["interval"] is not None:
-        interval = [float(bound) for bound in line["interval"]]
+        interval = list(map(float, line["interval"]))
     low, high = interval
     cells = _selected(line, ("evaluation", "task", "context", "cases", "value"))
     return cells | {"from": low, "to": high, "unit": line["unit"]}

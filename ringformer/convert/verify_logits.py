@@ -181,14 +181,16 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int | None = None, se
 
 def compare_logits(expected: np.ndarray, noise: Difference, logits: np.ndarray, kind: str) -> Comparison:
     """Compare logits [T, V] in float32 with those of transformers. `kind` names the tokens: "text", "random ids"."""
-    likeliest = zip(_likeliest(expected[-1]), _likeliest(logits[-1]), strict=True)
+    top = []
+    for theirs, ours in zip(_likeliest(expected[-1]), _likeliest(logits[-1]), strict=True):
+        top.append((*theirs, *ours))
     return Comparison(
         difference(expected, logits),
         noise,
         f"{len(expected)} tokens of {kind}",
         len(expected),
         float(np.spacing(np.abs(expected).max().astype(np.float32))) / 2,
-        [(*theirs, *ours) for theirs, ours in likeliest],
+        top,
     )
 
 

@@ -96,7 +96,7 @@ def cut_into_boxes(grid: tuple[int, ...], sp: int, tp: int, ulysses: int) -> Box
 
 
 def _divided(grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(n // b for n, b in zip(grid, box, strict=True))
+    return tuple(np.floor_divide(grid, box).tolist())
 
 
 def _tiles(grid: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
@@ -120,10 +120,11 @@ def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
     # through all columns except the first, which leads back to the start.
     first = next(i for i, n in enumerate(box) if n % 2 == 0)
     rows = box[first]
-    columns = _snake(box[:first] + box[first + 1 :])
-    walk = [(r, c) for r in range(rows) for c in columns[1:][:: -1 if r % 2 else 1]]
-    walk += [(r, columns[0]) for r in reversed(range(rows))]
-    return [(*column[:first], r, *column[first:]) for r, column in walk]
+    back, *columns = _snake(box[:first] + box[first + 1 :])
+    walk = _back_and_forth(rows, columns)
+    for row in reversed(range(rows)):
+        walk.append((row, back))
+    return [(*column[:first], row, *column[first:]) for row, column in walk]
 
 
 def link_hops(ring: list[Any]) -> list[int]:

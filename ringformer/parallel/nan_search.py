@@ -101,7 +101,10 @@ class Finding(NamedTuple):
     def time(self) -> tuple[int, ...]:
         """Return the key that orders findings by time: the operation's path with the turns filled in."""
         turns = iter(self.turns)
-        return tuple(next(turns, 0) if index < 0 else index for index in self.operation.path)
+        key = []
+        for index in self.operation.path:
+            key.append(next(turns, 0) if index < 0 else index)
+        return tuple(key)
 
     def __str__(self) -> str:
         op = self.operation
@@ -290,6 +293,9 @@ def _split(values: list[Any], first: int, second: int) -> tuple[list[Any], list[
 def _place(eqn: JaxprEqn) -> str:
     """Return the innermost line outside of libraries, with its path from the package's folder on."""
     frames = source_info_util.summarize(eqn.source_info, 20).splitlines()
-    own = [frame for frame in frames if not any(library in frame for library in OF_LIBRARIES)]
+    own = []
+    for frame in frames:
+        if not any(library in frame for library in OF_LIBRARIES):
+            own.append(frame)
     place = (own or frames or ["an unknown line"])[-1]
     return "ringformer/" + place.rsplit("/ringformer/", 1)[1] if "/ringformer/" in place else place

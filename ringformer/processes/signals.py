@@ -9,10 +9,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Self
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 """Signals that end a run: a scheduler's SIGTERM, SLURM's --signal=USR1, Ctrl-C, a closed terminal."""
+
+
+Handler = Callable[[int, Any], Any]
+"""Handler of a signal: it takes the number and the frame."""
 
 
 def heeded() -> list[int]:
@@ -22,6 +26,20 @@ def heeded() -> list[int]:
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
+
+
+def handle_signals(handler: Handler) -> dict[int, Any]:
+    """Install a handler of the signals of `heeded()`; return their previous handlers, by signal."""
+    before = {}
+    for number in heeded():
+        before[number] = signal.signal(number, handler)
+    return before
+
+
+def restore_handlers(before: dict[int, Any]) -> None:
+    """Install the handlers that `handle_signals` returned."""
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class SignalThread:
@@ -36,14 +54,13 @@ class SignalThread:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, lambda *_: None) for number in heeded()}
+        self._before = handle_signals(lambda *_: None)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, *_):
+        restore_handlers(self._before)
         signal.set_wakeup_fd(self._before_fd)
         os.close(self._write)
         self._thread.join()

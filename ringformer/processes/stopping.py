@@ -12,7 +12,7 @@ from typing import Self
 
 import jax
 
-from ringformer.processes.signals import heeded
+from ringformer.processes.signals import handle_signals, restore_handlers
 
 STOPPED = 75
 """Exit code after SIGTERM, SIGUSR1 or SIGHUP: EX_TEMPFAIL of sysexits.h. The same command resumes the run."""
@@ -92,17 +92,13 @@ class Termination(Stopping):
 
     def __enter__(self) -> Self:
         if self._possible:
-            self._before = {number: signal.signal(number, self._request) for number in heeded()}
+            self._before = handle_signals(self._request)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._possible:
-            self._restore()
+            restore_handlers(self._before)
 
     def _request(self, number, _frame):
         self.signal: int | None = number
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        restore_handlers(self._before)

@@ -203,8 +203,11 @@ def _model(config: ConfigDict, start: Any, before: ModelConfig | None) -> ModelC
                 "it out, or choose another init_from"
             )
         kept = fields & {*set_keys, *family.config.INHERITED}
-        architecture = {(name,): getattr(start, name) for name in family.config.ARCHITECTURE}
-        values = architecture | {path: value for path, value in values.items() if path[0] in kept}
+        changed = {path: value for path, value in values.items() if path[0] in kept}
+        values = {}
+        for name in family.config.ARCHITECTURE:
+            values[name,] = getattr(start, name)
+        values |= changed
     elif getattr(keys, "made_from", preset) != preset:
         raise ValueError(
             f"preset={preset!r}, but the config's model is that of base_config({keys.made_from!r}): call "
@@ -249,7 +252,8 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
         values.seed += number - 1
         try:
             families = [family_of(config.preset).config]
-            families += [type(run.model) for run in runs]
+            for earlier in runs:
+                families.append(type(earlier.model))
             _override(values, overrides, families)
             if config.run_dir:
                 values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
@@ -290,7 +294,8 @@ def _override(values: ConfigDict, overrides: dict[str, Any], families: Sequence[
     }
     for model in families:
         lasting = {*model.ARCHITECTURE, *model.INHERITED} - {*model.CONTEXT}
-        shared |= {f"model.{name}" for name in lasting}
+        for name in lasting:
+            shared.add(f"model.{name}")
     keys = flatten_dict(values.to_dict(), sep=".")
     for key, value in overrides.items():
         if key in shared:

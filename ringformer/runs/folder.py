@@ -98,8 +98,9 @@ class RunFolder:
         checkpoints = Checkpoints(self.path, target, shardings, self.keep, self._copies)
         self.start, state, self.damage = checkpoints.restore_newest()
         if self.start is not None:
-            losses = evaluation_losses(self.path).items()
-            self.keep.losses |= {step: loss for step, loss in losses if step <= self.start}  # later steps are repeated
+            for step, loss in evaluation_losses(self.path).items():
+                if step <= self.start:  # later steps are repeated
+                    self.keep.losses[step] = loss
             self.about_start = checkpoints.about(self.start)
             self.keep.resume(self.about_start, self.changes)
         if not self.changes:

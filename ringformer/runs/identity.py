@@ -99,7 +99,9 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
         identity["optimizer.warmup_steps"] = optimizer.warmup(config.steps)
     harmless = getattr(config.model, "EXECUTION", ())
     model = dataclasses.asdict(config.model)  # type: ignore[call-overload]
-    identity |= {f"model.{name}": value for name, value in model.items() if name not in harmless}
+    for name, value in model.items():
+        if name not in harmless:
+            identity[f"model.{name}"] = value
     if "attention" in harmless:  # all of ringformer's compute the same
         identity["model.attention"] = model["attention"] if model["attention"] in REGISTERED else "ring"
     identity |= stores_identity(config.data.store, config.data.mixture, config.data.held_out > 0)
@@ -135,7 +137,11 @@ def defaults() -> Identity:
         fields |= keys_of(family.config, "model")
     for part, cls in {"": Config, **PARTS}.items():
         fields |= keys_of(cls, part)
-    return {key: field.default for key, field in fields.items() if isinstance(field.default, int | float | str | None)}
+    values: Identity = {}
+    for key, field in fields.items():
+        if isinstance(field.default, int | float | str | None):
+            values[key] = field.default
+    return values
 
 
 def keys_of(cls: type, part: str) -> dict[str, dataclasses.Field[Any]]:

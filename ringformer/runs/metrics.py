@@ -84,14 +84,19 @@ class Reporter:
         self._bar.start()
         path = Path(run_dir) / METRICS
         self.history: list[dict[str, Any]] = kept = [row for row in read_metrics(path) if step and row["step"] <= step]
-        trained = {row["step"] for row in kept if "learning_rate" in row}
+        trained = set[int]()
+        self._evaluated = set[int]()
+        for row in kept:
+            if "learning_rate" in row:
+                trained.add(row["step"])
+            if "eval_tokens" in row:
+                self._evaluated.add(row["step"])
         missing = step - len(trained)
         self.gaps: list[str] = []
         if missing > 0:
             self.gaps.append(
                 f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps so far: plots have a gap"
             )
-        self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
         self._file = None
         if active:
             write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
@@ -121,7 +126,9 @@ class Reporter:
             return
         numbers = [f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, float)]
         self.say(f"step {step}  {'  '.join(numbers)}")
-        by_position = [f"{row['first']:,}: {row['loss']:.3f} ({row['tokens']:,})" for row in values["eval_by_position"]]
+        by_position = []
+        for row in values["eval_by_position"]:
+            by_position.append(f"{row['first']:,}: {row['loss']:.3f} ({row['tokens']:,})")
         self.say(f"  loss (tokens) from position {'  '.join(by_position)}")
 
     def evaluated(self, step: int) -> bool:

@@ -118,8 +118,10 @@ def keep_record(run_dir: Path, identity: Identity, step: int | None, changes: Ch
     """Record the run's identity as of `step` (None: from the start)."""
     if step is not None:
         before = recorded(run_dir, identity["data.tokenizer"])
-        unknown = {key: value for key, value in identity.items() if _unknown(value)}
-        identity = identity | {key: before.get(key, value) for key, value in unknown.items()}
+        identity = dict(identity)
+        for key, value in identity.items():
+            if _unknown(value):
+                identity[key] = before.get(key, value)
     if changes:
         append_line(run_dir / CHANGES, json.dumps({"step": step, "changes": dict(changes)}))
     _write(run_dir, identity, step)
@@ -175,8 +177,7 @@ def _unknown(value: Any) -> bool:
 
 
 def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(cls)}
-    return {name: value for name, value in values.items() if name in names}
+    return {field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values}
 
 
 def check_keys(config: Config, allow: Collection[str]) -> None:
@@ -201,12 +202,14 @@ def _shown(value: Any) -> str:
 
 def _shown_path(value: Mapping[str, Any]) -> str:
     """Return a path, with the hashes of its contents."""
-    hashes = [digest for split in ("train", "eval") for digest, _ in value.get(split, ())]
+    details = []
+    for split in ("train", "eval"):
+        for digest, _ in value.get(split, ()):
+            details.append(digest[:8])
     if "checkpoint" in value:
-        hashes.append(value["checkpoint"])
-    if not hashes:
+        details.append(value["checkpoint"][:8])
+    if not details:
         return str(value["at"])
-    details = [digest[:8] for digest in hashes]
     if "step" in value:
         details.insert(0, f"step {value['step']}")
     return f"{value['at']} ({', '.join(details)})"

@@ -98,8 +98,12 @@ def theta_warnings(configs: Sequence[Config]) -> list[str]:
 
 def thetas(model: ModelConfig) -> dict[str, float]:
     """Return the bases of a model's rotary frequencies that stages may change, by field."""
-    values = {name: getattr(model, name) for name in model.CONTEXT}
-    return {name: value for name, value in values.items() if isinstance(value, float)}
+    bases = {}
+    for name in model.CONTEXT:
+        base = getattr(model, name)
+        if isinstance(base, float):
+            bases[name] = base
+    return bases
 
 
 def context_changes(config: Config) -> list[str]:

@@ -141,12 +141,10 @@ def _config_keys() -> str:
         missing = f"config keys: {error.name}, which lists them, is not installed: pip install 'ringformer[train]'"
         return f"{EXIT_CODES}\n\n{missing}"
 
-    parts = {
-        "": Config,
-        **{f"{name}.": cls for name, cls in PARTS.items()},
-        "model.": DecoderConfig,
-        "model.rope_scaling.": RopeScaling,
-    }
+    parts: dict[str, type] = {"": Config}
+    for name, cls in PARTS.items():
+        parts[f"{name}."] = cls
+    parts |= {"model.": DecoderConfig, "model.rope_scaling.": RopeScaling}
     nested = ("model", *PARTS, "rope_scaling")
     keys = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
     return "\n".join(

@@ -189,13 +189,15 @@ def _describe_data(run: Run) -> list[str]:
     data = run.train_data
     model = run.program.model
     shape = run.program.mesh.shape
-    earlier = [describe_earlier(store, run.tokenizer) for store in data.stores]
-    lines = [line for line in earlier if line]
+    lines = []
+    for store in data.stores:
+        if earlier := describe_earlier(store, run.tokenizer):
+            lines.append(earlier)
     lengths = data.document_lengths()
     lines += map(str, lengths)
     passes = data.passes(config.steps)
-    for store, times in passes.items():
-        lines.append(describe_passes(store, times, config.steps))
+    for name, times in passes.items():
+        lines.append(describe_passes(name, times, config.steps))
     if config.data.buckets:
         lines.append(data.describe_buckets())
     if getattr(model, "window", 0) <= 0:  # windows are not counted

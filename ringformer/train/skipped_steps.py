@@ -123,7 +123,7 @@ class SkippedSteps:
 
 def _ranges(steps: list[int]) -> str:
     """List at most the first 20 steps, because thousands of steps would not fit in a line."""
-    listed = [str(step) for step in steps[:20]]
+    listed = list(map(str, steps[:20]))
     if len(steps) > 20:
         listed.append("...")
     return ", ".join(listed)

@@ -62,9 +62,9 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
             f"{latest_step(before.run_dir) or 0} of {before.steps} in {before.run_dir}: finish it first"
         )
     stages = {f"stage-{number}" for number in range(1, len(configs) + 1)}
-    unknown = [key for key in allow if key.startswith("stage-") and key not in stages]
-    if unknown:
-        raise ValueError(f"--allow={unknown[0]}: the config has {len(configs)} stages")
+    for key in allow:
+        if key.startswith("stage-") and key not in stages:
+            raise ValueError(f"--allow={key}: the config has {len(configs)} stages")
     if jax.process_index() == 0:
         for warning in theta_warnings(configs):
             print(warning, file=sys.stderr)
