@@ -84,9 +84,9 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
     if refused:
         changes = []
         keys: dict[str, None] = {}
-        for number, error in refused.items():
-            changes.append(f"stage {number}: {error.changes}")
-            keys |= dict.fromkeys(error.keys)
+        for number, refusal in refused.items():
+            changes.append(f"stage {number}: {refusal.changes}")
+            keys |= dict.fromkeys(refusal.keys)
         raise RunChanged(Path(configs[0].run_dir).parent, "; ".join(changes), keys)
     return runs
 
