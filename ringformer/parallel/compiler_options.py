@@ -58,5 +58,9 @@ def compiler_options(mesh: Mesh, training: bool = False) -> dict[str, str]:
     if chip is None or (cores := chip.tensor_cores) is None:
         return options
     if training:
-        options = options | _WEIGHTS | (_ON_SPARSE_CORES if cores.sparse_cores else {})
-    return options | (_HEADS if cores.async_all_to_all else {})
+        options = options | _WEIGHTS
+        if cores.sparse_cores:
+            options = options | _ON_SPARSE_CORES
+    if cores.async_all_to_all:
+        options = options | _HEADS
+    return options

@@ -80,19 +80,30 @@ def cut_into_boxes(grid: tuple[int, ...], sp: int, tp: int, ulysses: int) -> Box
     for rank in ranks:
         rest = _divided(grid, rank)
         for ring in _tiles(rest, sp // ulysses):
-            if hamiltonian_cycle(ring) is not None:
-                candidates += [Boxes(rank, ring, group) for group in _tiles(_divided(rest, ring), tp) or [one]]
+            if hamiltonian_cycle(ring) is None:
+                continue
+            for group in _tiles(_divided(rest, ring), tp) or [one]:
+                candidates.append(Boxes(rank, ring, group))
 
     def cost(boxes):
         rank, ring, group = boxes
-        hop = max((side for side, n in zip(rank, ring, strict=True) if n > 1), default=0)
-        sides = [side * n for side, n in zip(rank, ring, strict=True)]
-        step = max((side for side, n in zip(sides, group, strict=True) if n > 1), default=0)
+        hop = _longest_step(rank, ring)
+        sides = tuple(np.multiply(rank, ring).tolist())
+        step = _longest_step(sides, group)
         # An exchange of heads sends the bytes of two hops (MHA) to five (four queries a key head), and its busiest link
         # carries a quarter of a side's share of them.
         return (math.prod(ring) - 1) * hop + max(rank), group == one, step, max(sides), rank, ring, group
 
     return min(candidates, key=cost, default=Boxes(min(ranks, key=max), None, one))
+
+
+def _longest_step(sides: tuple[int, ...], counts: tuple[int, ...]) -> int:
+    """Return the longest way from one of these boxes to the next, in a grid of so many of them; 0 for a single one."""
+    longest = 0
+    for side, count in zip(sides, counts, strict=True):
+        if count > 1:
+            longest = max(longest, side)
+    return longest
 
 
 def _divided(grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
@@ -101,8 +112,12 @@ def _divided(grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
 
 def _tiles(grid: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
     """Return the boxes of `size` places that tile a grid."""
-    divisors = [[b for b in range(1, n + 1) if n % b == 0] for n in grid]
+    divisors = map(_divisors, grid)
     return [box for box in itertools.product(*divisors) if math.prod(box) == size]
+
+
+def _divisors(n: int) -> list[int]:
+    return [divisor for divisor in range(1, n + 1) if n % divisor == 0]
 
 
 def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
@@ -166,13 +181,24 @@ def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """List all places of a grid along one path of neighbours that reverses its direction from line to line."""
     if not shape:
         return [()]
-    rest = _snake(shape[1:])
-    return [(r, *c) for r in range(shape[0]) for c in rest[:: -1 if r % 2 else 1]]
+    rows, *others = shape
+    return [(row, *column) for row, column in _back_and_forth(rows, _snake(tuple(others)))]
+
+
+def _back_and_forth(rows: int, columns: list[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
+    """List all pairs of a row and a column, row by row; every second row has its columns in reverse."""
+    pairs = []
+    for row in range(rows):
+        ordered = reversed(columns) if row % 2 else columns
+        for column in ordered:
+            pairs.append((row, column))
+    return pairs
 
 
 def _sizes_of_rings(grid: tuple[int, ...], ulysses: int) -> str:
-    sizes = [
-        n for n in range(2, math.prod(grid) // ulysses + 1, 2) if cut_into_boxes(grid, n * ulysses, 1, ulysses).ring
-    ]
-    sizes = [n * ulysses for n in sizes]
-    return ", ".join(map(str, sizes)) or "none"
+    sizes = []
+    for ranks in range(2, math.prod(grid) // ulysses + 1, 2):
+        sp = ranks * ulysses
+        if cut_into_boxes(grid, sp, 1, ulysses).ring:
+            sizes.append(str(sp))
+    return ", ".join(sizes) or "none"

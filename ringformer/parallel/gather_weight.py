@@ -37,8 +37,9 @@ def _forward(w, axes, dim, size, dtype):
 
 
 def _backward(axes, dim, size, dtype, _, dw):
-    missing = -size % lax.axis_size(axes)
-    dw = jnp.pad(dw.astype(jnp.float32), [(0, missing if i == dw.ndim + dim else 0) for i in range(dw.ndim)])
+    padding = [(0, 0)] * dw.ndim
+    padding[dim] = (0, -size % lax.axis_size(axes))
+    dw = jnp.pad(dw.astype(jnp.float32), padding)
     with jax.named_scope(SCATTER):
         return (lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)
 

@@ -55,7 +55,8 @@ class LoraConfig:
             raise ValueError(f"lora.alpha={self.alpha} must be positive")
         if self.base_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"unknown lora.base_dtype {self.base_dtype!r}; choose float32 or bfloat16")
-        if unknown := [name for name in self.names if name not in PROJECTIONS]:
+        unknown = [name for name in self.names if name not in PROJECTIONS]
+        if unknown:
             raise ValueError(f"lora.targets has {', '.join(unknown)}; the projections are {', '.join(PROJECTIONS)}")
         if not self.names:
             raise ValueError(f"lora.targets is empty; the projections are {', '.join(PROJECTIONS)}")
@@ -74,20 +75,22 @@ class LoraConfig:
     def shapes(self, model: ModelConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the shapes of a model's adapters, stacked over its layers, and their shape letters."""
         _, shapes, letters = abstract_model(model)
-        of_adapters: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        of_adapters: dict[str, Any] = {}
+        their_letters: dict[str, Any] = {}
         for name in self.names:
             part, weight, inputs = PROJECTIONS[name]
             if weight not in shapes.get("layers", {}).get(part, {}):
                 raise ValueError(f"lora.targets has {name}, which a {type(model).__name__} has not")
-            (L, *sizes), of = shapes["layers"][part][weight].shape, letters["layers"][part][weight]
-            if self.rank > (most := min(math.prod(sizes[:inputs]), math.prod(sizes[inputs:]))):
+            L, *sizes = shapes["layers"][part][weight].shape
+            of = letters["layers"][part][weight]
+            most = min(math.prod(sizes[:inputs]), math.prod(sizes[inputs:]))
+            if self.rank > most:
                 raise ValueError(f"lora.rank={self.rank} is more than the rank of {name}, which is at most {most}")
-            factors = (L, *sizes[:inputs], self.rank), (L, self.rank, *sizes[inputs:])
-            a, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in factors)
-            of_adapters[0].setdefault(part, {})[weight] = {"a": a, "b": b}
-            of_adapters[1].setdefault(part, {})[weight] = {"a": f"{of[:inputs]}r", "b": f"r{of[inputs:]}"}
-        shapes, letters = ({"layers": tree} for tree in of_adapters)
-        return shapes, letters
+            a = jax.ShapeDtypeStruct((L, *sizes[:inputs], self.rank), jnp.float32)
+            b = jax.ShapeDtypeStruct((L, self.rank, *sizes[inputs:]), jnp.float32)
+            of_adapters.setdefault(part, {})[weight] = {"a": a, "b": b}
+            their_letters.setdefault(part, {})[weight] = {"a": f"{of[:inputs]}r", "b": f"r{of[inputs:]}"}
+        return {"layers": of_adapters}, {"layers": their_letters}
 
     def num_params(self, model: ModelConfig) -> int:
         """Number of parameters of a model's adapters."""
@@ -123,7 +126,9 @@ class AdaptedSharding:
 
     def gather(self, x: Adapted, dtype: DTypeLike) -> jax.Array:
         """Gather the weight and its adapter, and return their sum in `dtype` (inside `shard_map`)."""
-        w, (a, b) = self.w.gather(x.w, dtype), (s.gather(y, jnp.float32) for s, y in ((self.a, x.a), (self.b, x.b)))
+        w = self.w.gather(x.w, dtype)
+        a = self.a.gather(x.a, jnp.float32)
+        b = self.b.gather(x.b, jnp.float32)
         return merged(w.astype(dtype), a, b, self.scale)
 
 
@@ -137,7 +142,10 @@ def combine(weights: dict[str, Any], adapters: dict[str, Any], make: Callable[[A
     """Return the tree of weights with `make(w, a, b)` for each weight that has an adapter."""
     if adapters.keys() == {"a", "b"}:
         return make(weights, adapters["a"], adapters["b"])
-    return {name: combine(x, adapters[name], make) if name in adapters else x for name, x in weights.items()}
+    combined = dict(weights)
+    for name, adapter in adapters.items():
+        combined[name] = combine(weights[name], adapter, make)
+    return combined
 
 
 @dataclass(frozen=True)
@@ -183,7 +191,7 @@ class Lora:
         def merge(weights, adapters):
             logical = jax.tree.map(lambda s, x: x[tuple(map(slice, s.shape))], self.frozen, weights)
             factors = jax.tree.map(lambda s, x: x[tuple(map(slice, s.shape))], shapes, adapters)
-            return jax.tree.map(_padded, self.frozen, combine(logical, factors, add))
+            return jax.tree.map(WeightSharding.pad, self.frozen, combine(logical, factors, add))
 
         return merge(weights, adapters)
 
@@ -205,10 +213,6 @@ class Lora:
                     array = jax.random.uniform(key, x.shape, jnp.float32, minval=-bound, maxval=bound)
                 arrays.append(array)
             adapters = jax.tree.unflatten(structure, arrays)
-            return jax.tree.map(_padded, self.adapters, adapters)
+            return jax.tree.map(WeightSharding.pad, self.adapters, adapters)
 
         return draw
-
-
-def _padded(sharding: WeightSharding, x: jax.Array) -> jax.Array:
-    return jnp.pad(x, [(0, whole - n) for whole, n in zip(sharding.padded_shape, x.shape, strict=True)])

@@ -110,9 +110,11 @@ class Finding(NamedTuple):
         op = self.operation
         turns = []
         for loop, turn in zip(op.loops, self.turns, strict=False):
-            if loop.length != 1:
-                index = loop.length - 1 - turn if loop.reverse and loop.length else turn
-                turns.append(f"index {index}{f' of {loop.length}' if loop.length else ''} of the loop at {loop.place}")
+            if loop.length is None:
+                turns.append(f"index {turn} of the loop at {loop.place}")
+            elif loop.length != 1:
+                index = loop.length - 1 - turn if loop.reverse else turn
+                turns.append(f"index {index} of {loop.length} of the loop at {loop.place}")
         around = f"; {', '.join(turns)}" if turns else ""
         direction = "backward" if "transpose(" in op.scope else "forward"
         return f"{op.name} at {op.place} gives {self.kind} on device {self.device}, {direction}, in {op.scope}{around}"
@@ -151,7 +153,9 @@ def find_bad_operations(
                 seen.append(Finding(kind, operation, tuple(turns[: len(operation.loops)]), device))
         first += sorted(seen, key=Finding.time)[:1]
     first.sort(key=Finding.time)
-    return first if not first or first[0].kind == INFINITY else first[:1]
+    if first and first[0].kind != INFINITY:
+        return first[:1]
+    return first
 
 
 class _Watch:
@@ -180,7 +184,8 @@ class _Watch:
                 firsts, results = self._operate(here, eqn, firsts, read(eqn.invars))
             env |= zip(eqn.outvars, results, strict=True)
             if eqn.primitive.name not in OPENED | MOVES:
-                taken = read([v for v in eqn.invars if not isinstance(v, Literal)])
+                variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+                taken = read(variables)
                 firsts = self._note(here, eqn, firsts, taken, results)
         return firsts, read(jaxpr.outvars)
 
@@ -193,23 +198,27 @@ class _Watch:
             return self._while(at, eqn, firsts, values)
         if name == "cond":
             index, *operands = values
-            branches = [
-                partial(self.run, at._replace(path=(*at.path, i)), branch) for i, branch in enumerate(p["branches"])
-            ]
+            branches = []
+            for i, branch in enumerate(p["branches"]):
+                inside = at._replace(path=(*at.path, i))
+                branches.append(partial(self.run, inside, branch))
             return lax.switch(index.astype(jnp.int32), branches, firsts, *operands)
         if name in INLINED:
             if p.get("differentiated") and p.get("prevent_cse"):
                 values = _apart(values)
             inner = p[INLINED[name]]
-            inner = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
+            if not isinstance(inner, ClosedJaxpr):
+                inner = ClosedJaxpr(inner, ())
             return self.run(at, inner, firsts, *values)
         results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(p))
-        return firsts, results if eqn.primitive.multiple_results else [results]
+        if not eqn.primitive.multiple_results:
+            results = [results]
+        return firsts, results
 
     def _scan(self, at: Position, eqn: JaxprEqn, firsts, values):
         p = eqn.params
         if "ft_in" in p:  # JAX 0.12 has a tree instead of numbers of values
-            consts, carry, xs = (list(part) for part in p["ft_in"].update(values).unpack())
+            consts, carry, xs = map(list, p["ft_in"].update(values).unpack())
         else:
             consts, carry, xs = _split(values, p["num_consts"], p["num_carry"])
         loop = Loop(_place(eqn), p["length"], p["reverse"])
@@ -243,7 +252,8 @@ class _Watch:
     def _note(self, at: Position, eqn: JaxprEqn, firsts, taken, given):
         """Return `firsts`, in which this operation is entered for each kind of bad number that it is the first to
         give."""
-        if not (largest := _largest(given)):
+        largest = _largest(given)
+        if not largest:
             return firsts
         name = eqn.primitive.name
         operation = Operation(len(self.operations) + 1, name, _place(eqn), at.scope, at.loops, at.path)
@@ -265,12 +275,12 @@ def _largest(values: list[Any]) -> list[jax.Array]:
 
     Arrays in host memory are left out, because they are checked where they are computed.
     """
-    types = [(x, jax.typeof(x)) for x in values]
-    return [
-        jnp.max(jnp.abs(x)).astype(jnp.float32)
-        for x, t in types
-        if jnp.issubdtype(t.dtype, jnp.floating) and t.memory_space != jax.memory.Space.Host and t.size
-    ]
+    largest = []
+    for x in values:
+        t = jax.typeof(x)
+        if jnp.issubdtype(t.dtype, jnp.floating) and t.memory_space != jax.memory.Space.Host and t.size:
+            largest.append(jnp.max(jnp.abs(x)).astype(jnp.float32))
+    return largest
 
 
 def _apart(values: list[Any]) -> list[Any]:
@@ -279,9 +289,12 @@ def _apart(values: list[Any]) -> list[Any]:
     Values with the same varying axes share a barrier, because all results of a barrier vary over the same axes.
     """
     out = list(values)
-    for kind in {varying_axes(x) for x in values}:
-        indices = [i for i, x in enumerate(values) if varying_axes(x) == kind]
-        for i, x in zip(indices, lax.optimization_barrier([values[i] for i in indices]), strict=True):
+    indices_of: dict[frozenset[Any], list[int]] = {}
+    for i, x in enumerate(values):
+        indices_of.setdefault(varying_axes(x), []).append(i)
+    for indices in indices_of.values():
+        apart = lax.optimization_barrier([values[i] for i in indices])
+        for i, x in zip(indices, apart, strict=True):
             out[i] = x
     return out
 
@@ -298,4 +311,6 @@ def _place(eqn: JaxprEqn) -> str:
         if not any(library in frame for library in OF_LIBRARIES):
             own.append(frame)
     place = (own or frames or ["an unknown line"])[-1]
-    return "ringformer/" + place.rsplit("/ringformer/", 1)[1] if "/ringformer/" in place else place
+    if "/ringformer/" not in place:
+        return place
+    return "ringformer/" + place.rsplit("/ringformer/", 1)[1]

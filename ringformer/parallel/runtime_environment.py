@@ -29,9 +29,11 @@ def runtime_environment(kind: str, host_bytes: float) -> dict[str, str]:
     """Return the variables for programs that keep `host_bytes` of each device in host memory; empty except for GPUs."""
     if kind != "gpu":
         return {}
+    variables = {MEMORY_FRACTION: str(GPU_FRACTION)}
     needed = host_pool_needed(host_bytes)
-    pool = {HOST_POOL: str(needed)} if needed > DEFAULT_HOST_POOL else {}
-    return {MEMORY_FRACTION: str(GPU_FRACTION)} | pool
+    if needed > DEFAULT_HOST_POOL:
+        variables[HOST_POOL] = str(needed)
+    return variables
 
 
 def host_pool_needed(host_bytes: float) -> int:

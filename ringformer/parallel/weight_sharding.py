@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -50,6 +51,11 @@ class WeightSharding:
             shape[self.zero_dim] = -(-shape[self.zero_dim] // self.shards) * self.shards
         return tuple(shape)
 
+    def pad(self, w: jax.Array) -> jax.Array:
+        """Return the global array with padding, from its logical numbers."""
+        padding = [(0, whole - size) for whole, size in zip(self.padded_shape, w.shape, strict=True)]
+        return jnp.pad(w, padding)
+
     def gather(self, w: jax.Array, dtype: DTypeLike) -> jax.Array:
         """Gather the weight in `dtype` from the devices' shards, except over tp (inside `shard_map`)."""
         if self.zero_dim is None:
@@ -61,12 +67,15 @@ def shard_weight(letters: str, shape: tuple[int, ...], mesh: Mesh) -> WeightShar
     """Shard a parameter by its shape letters; `shape` may have a leading L that `letters` does not name."""
     sizes = dict(zip(letters, shape[-len(letters) :], strict=True))
     tp = mesh.shape["tp"]
-    tp_dim = next(
-        (letters.index(x) - len(letters) for x in letters if x in TENSOR_PARALLEL and tp > 1 and sizes[x] % tp == 0),
-        None,
-    )
-    axes = tuple(a for a in ("fsdp", "sp", "tp") if mesh.shape[a] > 1 and not (a == "tp" and tp_dim is not None))
-    shards = math.prod(mesh.shape[a] for a in axes)
+    tp_dim = None
+    zero = ["fsdp", "sp", "tp"]
+    for letter in letters:
+        if tp > 1 and letter in TENSOR_PARALLEL and sizes[letter] % tp == 0:
+            tp_dim = letters.index(letter) - len(letters)
+            zero.remove("tp")
+            break
+    axes = tuple(axis for axis in zero if mesh.shape[axis] > 1)
+    shards = math.prod(mesh.shape[axis] for axis in axes)
     if len(letters) == 1 or shards == 1:
         return WeightSharding(shape, tp_dim, None, (), 1)
     candidates = [dim for dim in range(-len(letters), 0) if dim != tp_dim]

@@ -145,7 +145,8 @@ class Peers:
             elif (silence := now - since) > silent_limit("step" if broken else state.limit):
                 return lost(f"process {i} ({state.place})", silence, f", since {state.what}")
         if any(state.stalled for state in states.values()):
-            self._stalled_since = now if self._stalled_since is None else self._stalled_since
+            if self._stalled_since is None:
+                self._stalled_since = now
             if now - self._stalled_since > _GATHER_SECONDS:  # until then, others may still finish theirs
                 return Verdict(_stalled(states), LOST)
         return None
@@ -172,9 +173,12 @@ def _stalled(states: dict[int, _Alive]) -> str:
     """Name the processes that hold up the others, which are those with the fewest activities begun."""
     least = min(state.number for state in states.values())
     most = max(state.number for state in states.values())
-    behind = [f"process {i} ({s.place}) in {s.what}" for i, s in sorted(states.items()) if s.number == least]
     if least == most:
         return f"all {len(states)} processes stalled in {states[0].what}: none is behind the others"
+    behind = []
+    for i, state in sorted(states.items()):
+        if state.number == least:
+            behind.append(f"process {i} ({state.place}) in {state.what}")
     ahead = next(state.what for state in states.values() if state.number == most)
     more = f" and {len(behind) - 4} more" if len(behind) > 4 else ""
     return f"{', '.join(behind[:4])}{more} stalled; the others are in {ahead}"

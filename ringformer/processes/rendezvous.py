@@ -108,10 +108,9 @@ def meet(member: Membership, seconds: float, places: Callable[[], Mapping[int, s
 def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[int, str]]) -> None:
     port = int(member.address.rpartition(":")[2])
     both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        server = socket.create_server(
-            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both, backlog=member.count
-        )
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=member.count)
     except OSError as error:
         raise OSError(
             f"process 0 cannot listen at port {port}: {error.strerror}; is another run still using it?"
@@ -233,10 +232,13 @@ def _hear(peer: socket.socket, seconds: float) -> Any:
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return the first few keys that differ, with both values."""
-    ours, theirs = ({key: json.dumps(value) for key, value in asked.items()} for asked in (ours, theirs))
-    keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-    shown = [f"{key} {theirs.get(key, 'not set')}, not {ours.get(key, 'set')}" for key in keys[:5]]
-    return "; ".join(shown) + (f"; and {len(keys) - 5} more" if len(keys) > 5 else "")
+    here = {key: json.dumps(value) for key, value in ours.items()}
+    there = {key: json.dumps(value) for key, value in theirs.items()}
+    keys = sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
+    shown = [f"{key} {there.get(key, 'not set')}, not {here.get(key, 'set')}" for key in keys[:5]]
+    if len(keys) > 5:
+        shown.append(f"and {len(keys) - 5} more")
+    return "; ".join(shown)
 
 
 def _here() -> str:
@@ -245,11 +247,17 @@ def _here() -> str:
 
 def _missing(member: Membership, seconds: float, places: Mapping[int, str], came: Mapping[int, str]) -> str:
     """Name the processes that failed to join, with their hosts from `places`, and the hosts of those that joined."""
-    missing = [f"{i} ({places[i]})" if i in places else str(i) for i in range(member.count) if i not in came]
-    shown = ", ".join(missing[:16]) + (f" and {len(missing) - 16} more" if len(missing) > 16 else "")
+    missing = []
+    for i in range(member.count):
+        if i not in came:
+            missing.append(f"{i} ({places[i]})" if i in places else str(i))
+    shown = ", ".join(missing[:16])
+    if len(missing) > 16:
+        shown += f" and {len(missing) - 16} more"
+    noun = "processes" if len(missing) > 1 else "process"
     return (
-        f"process{'es' if len(missing) > 1 else ''} {shown} of {member.count} failed to join {member.address} within "
-        f"{seconds:g} s; those on {', '.join(sorted(set(came.values())))} did"
+        f"{noun} {shown} of {member.count} failed to join {member.address} within {seconds:g} s; those on "
+        f"{', '.join(sorted(set(came.values())))} did"
     )
 
 
@@ -279,5 +287,10 @@ def slurm_places(nodes: str, tasks: str) -> dict[int, str]:
         hostnames = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks) for _ in range(int(times or 1))]
-    return dict(enumerate(node for node, n in zip(hostnames.stdout.split(), counts, strict=False) for _ in range(n)))
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
+        counts += [int(count)] * int(times or 1)
+    places: list[str] = []
+    for node, tasks_there in zip(hostnames.stdout.split(), counts, strict=False):
+        places += [node] * tasks_there
+    return dict(enumerate(places))

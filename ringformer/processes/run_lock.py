@@ -146,7 +146,8 @@ class RunLock:
                     file=sys.stderr,
                 )
                 announced = True
-            first = text if holder else first
+            if holder:
+                first = text
             time.sleep(POLL)
         return False
 
@@ -154,9 +155,10 @@ class RunLock:
         while not self._ended.wait(BEAT):
             self._beats += 1
             try:
-                if (last := max(self._numbers(), default=0)) > self._number:
-                    holder = _name(_read(self._folder / f"{last}.json")[1])
-                    self._lost = f"now belongs to {holder}, which saw no beat of this one for {PATIENCE:.0f} s"
+                last = max(self._numbers(), default=0)
+                if last > self._number:
+                    _, holder = _read(self._folder / f"{last}.json")
+                    self._lost = f"now belongs to {_name(holder)}, which saw no beat of this one for {PATIENCE:.0f} s"
                     return
                 self._write()
             except FileNotFoundError:
@@ -187,7 +189,9 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         holder = json.loads(text)
     except (OSError, ValueError):
         return "", {}
-    return text, holder if type(holder) is dict and {"host", "pid", "machine", "began"} <= holder.keys() else {}
+    if type(holder) is not dict or not {"host", "pid", "machine", "began"} <= holder.keys():
+        return text, {}
+    return text, holder
 
 
 def _name(holder: dict[str, Any]) -> str:

@@ -73,7 +73,8 @@ class Supervisor(Stopping):
         self._stop_at: int | None = None
         self._verdict: Verdict | None = None
         self._leaving = False
-        self._timed, self._since = True, time.monotonic()  # of the current phase; the preparation is the first
+        self._timed = True  # of the current phase; the preparation is the first
+        self._since = time.monotonic()
         self.watchdog: Watchdog = Watchdog(self._expired)
         signals.heard = self._heard
 
@@ -86,7 +87,8 @@ class Supervisor(Stopping):
         self.first = member.index == 0
         meet(member, seconds, known_places)
         self._log = folder / "logs" / f"process-{member.index}.txt"
-        divert_native_stderr(self._log, f"[{member.index}] " if member.index else "")
+        prefix = f"[{member.index}] " if member.index else ""
+        divert_native_stderr(self._log, prefix)
         divert_native_stdout(self._log)
         self._log_begin = self._log.stat().st_size
         on_abort(self._aborted)
@@ -125,8 +127,11 @@ class Supervisor(Stopping):
         description, limit = phase.value
         begun = description.format(step)
         lasted = time.monotonic() - self._since
-        line = [f"{self.watchdog.doing.what} took {lasted:,.0f} s"] if self._timed and lasted >= _WORTH_A_LINE else []
-        line += [f"{begun} begins"] if phase is Phase.COMPILATION else []
+        line = []
+        if self._timed and lasted >= _WORTH_A_LINE:
+            line.append(f"{self.watchdog.doing.what} took {lasted:,.0f} s")
+        if phase is Phase.COMPILATION:
+            line.append(f"{begun} begins")
         if line and self.first:
             print("; ".join(line), file=sys.stderr, flush=True)
         self._timed = phase in _TIMED
@@ -153,7 +158,11 @@ class Supervisor(Stopping):
             traceback.print_exc()
             first_line, _, _ = why.partition("\n")
             why = f"{type(error).__name__}: {first_line}"
-        code = 2 if isinstance(error, ValueError | FileNotFoundError | ImportError) else LOST if unreached else 1
+        code = 1
+        if isinstance(error, ValueError | FileNotFoundError | ImportError):
+            code = 2
+        elif unreached:
+            code = LOST
         self._leaving = True
         if self._peers is not None:
             try:
@@ -197,9 +206,10 @@ class Supervisor(Stopping):
             except RuntimeError as error:  # a process is lost: a verdict will follow
                 return self._note(str(error))
             last = max(state.session for state in states)
-            self._stop_at = max(state.asks for state in states if state.session == last) + 1
-            phases = {state.phase for state in states if state.session == last}
-            at_once = "starting" in phases or {state.phase for state in states} == {"between"}
+            furthest = [state for state in states if state.session == last]
+            self._stop_at = max(state.asks for state in furthest) + 1
+            starting = any(state.phase == "starting" for state in furthest)
+            at_once = starting or all(state.phase == "between" for state in states)
             closing = any(state.phase == "training" and state.session < last for state in states)
             if not at_once or (self._phase == "training" and self._session < last):
                 return
@@ -225,7 +235,8 @@ class Supervisor(Stopping):
 
     def _check_store(self) -> None:
         """End the process if process 0, which hosts the store, no longer answers; in the watchdog's thread."""
-        if (peers := self._peers) is not None:
+        peers = self._peers
+        if peers is not None:
             silence = self.watchdog.clock - peers.heard
             if silence > silent_limit(self.watchdog.doing.limit) + 2 * _LAST_WORDS:
                 self._judged(lost(f"process 0 at {self._member.address}", silence))

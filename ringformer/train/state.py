@@ -52,15 +52,9 @@ def make_init(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, seed: in
     @partial(jax.jit, out_shardings=named(weights, mesh))
     def init():
         params = nnx.to_pure_dict(nnx.state(build(config, nnx.Rngs(seed))))
-        return jax.tree.map(_padded, weights, params)
+        return jax.tree.map(WeightSharding.pad, weights, params)
 
     return init
-
-
-def _padded(weight: WeightSharding, x: jax.Array) -> jax.Array:
-    """Return a parameter with the padding that its sharding requires, at the end of its dimensions."""
-    padding = [(0, whole - size) for whole, size in zip(weight.padded_shape, x.shape, strict=True)]
-    return jnp.pad(x, padding)
 
 
 def init_state(
