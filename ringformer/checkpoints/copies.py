@@ -52,6 +52,11 @@ def _places(store: ObjectStore) -> dict[int, dict[str, bool]]:
     return steps
 
 
+def _complete(places: dict[str, bool]) -> list[str]:
+    """Return the prefixes of the complete copies of a step."""
+    return [place for place, complete in places.items() if complete]
+
+
 def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
     """Copy a checkpoint to a store. An earlier copy of this step is removed once the new copy is complete.
 
@@ -65,7 +70,7 @@ def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
     hashes = {f"{TREE}/{name}": entry for name, entry in manifest.items()}
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     names = files | hashes.keys()
-    old = {place for place, complete in _places(store).get(step, {}).items() if complete}
+    old = set(_complete(_places(store).get(step, {})))
     first = f"checkpoints/{step}/"
     second = f"checkpoints/{step}.2/"
     prefix = second if first in old else first
@@ -92,7 +97,7 @@ def fetch_step(store: ObjectStore, step: int, run_dir: Path) -> None:
     """Bring a checkpoint back; it gets its name once it is complete. Raises DamagedFiles if it is not whole."""
     part = run_dir / "copied.part"
     folder = tree_folder(part, step).parent
-    prefix = next(place for place, complete in _places(store)[step].items() if complete)
+    prefix = _complete(_places(store)[step])[0]
     shutil.rmtree(part, ignore_errors=True)
 
     def fetch(name: str) -> None:

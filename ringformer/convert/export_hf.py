@@ -20,6 +20,7 @@ from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import as_decoder
 
 READING_ORDER = ("embed", "layers", "norm", "head")
+"""Parts of a model, in the order in which it uses them; exports have their tensors in this order."""
 
 
 class Exported(NamedTuple):
@@ -100,7 +101,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
 
 
 def _tensors(config: DecoderConfig) -> dict[str, tuple[Weight, int]]:
-    """Return the parameter and the layer of each tensor, by the tensor's name, in the order in which a model reads."""
+    """Return the parameter and the layer of each tensor, by the tensor's name, in `READING_ORDER`."""
     place = {}
     for weight in weights(config):
         for layer, name in enumerate(weight.names):

@@ -171,8 +171,9 @@ def lost(process: str, silence: float, since: str = "") -> Verdict:
 
 def _stalled(states: dict[int, _Alive]) -> str:
     """Name the processes that hold up the others, which are those with the fewest activities begun."""
-    least = min(state.number for state in states.values())
-    most = max(state.number for state in states.values())
+    numbers = [state.number for state in states.values()]
+    least = min(numbers)
+    most = max(numbers)
     if least == most:
         return f"all {len(states)} processes stalled in {states[0].what}: none is behind the others"
     behind = []
