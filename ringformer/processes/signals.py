@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 """Signals that end a run: a scheduler's SIGTERM, SLURM's --signal=USR1, Ctrl-C, a closed terminal."""
@@ -59,7 +59,7 @@ class SignalThread:
         self._thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         restore_handlers(self._before)
         signal.set_wakeup_fd(self._before_fd)
         os.close(self._write)

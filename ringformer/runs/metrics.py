@@ -83,7 +83,8 @@ class Reporter:
         self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
         path = Path(run_dir) / METRICS
-        self.history: list[dict[str, Any]] = kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        self.history: list[dict[str, Any]] = kept
         trained = set[int]()
         self._evaluated = set[int]()
         for row in kept:
