@@ -168,7 +168,7 @@ def text_config(hf: dict[str, Any]) -> tuple[dict[str, Any], Family]:
     for table, family in tables:
         if table.architecture == name:
             possible.append((table, family))
-        if table.wrapper == name:
+        if name is not None and table.wrapper == name:
             wrappers.append((table, family))
     if wrappers and type(hf.get("text_config")) is dict:
         text = text_keys(hf, OUTER)

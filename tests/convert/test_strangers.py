@@ -194,6 +194,7 @@ def test_a_tensor_that_two_files_hold(theirs, tmp_path):
         (dict(rope_scaling={"type": ["linear"]}), r"rope type \['linear'\]"),
         (dict(architectures="LlamaForCausalLM"), "the model is a 'LlamaForCausalLM'"),
         (dict(architectures=[3]), "the model is a 3"),
+        (dict(architectures=["A", "B"], text_config=HF), "the model is a A, B: ringformer has no such family"),
         (dict(model_type=["llama"]), "model_type"),
     ],
     ids=str,
