@@ -111,7 +111,11 @@ def _read_chips() -> tuple[dict[str, Chip], dict[str, dict[int, str]], dict[str,
     for name, sheet in sheets["tpu"].items():
         shapes = sheet.pop("slices").split()
         of_a_chip = 2 if name in _COUNTED_IN_CORES else 1
-        slices[name] = {of_a_chip * math.prod(map(int, shape.split("x"))): shape for shape in shapes}
+        numbered: dict[int, str] = {}
+        for shape in shapes:
+            number = of_a_chip * math.prod(map(int, shape.split("x")))
+            numbered[number] = shape
+        slices[name] = numbered
         pods[name] = sheet.pop("pod")
         sheet["tensor_cores"] = TensorCores(**_in_base_units(sheet["tensor_cores"]))
     for sheet in sheets["gpu"].values():
@@ -163,5 +167,11 @@ CLOUD_TPUS = {
 
 def chip_of(device_kind: str) -> Chip | None:
     """Return the chip with this `jax.Device.device_kind`, or None if there is none, e.g. for a CPU."""
-    names = {name: chip for chip in CHIPS.values() for name in chip.device_kinds if device_kind.startswith(name)}
-    return names[max(names, key=len)] if names else None
+    chosen = None
+    longest = 0
+    for chip in CHIPS.values():
+        for prefix in chip.device_kinds:
+            if device_kind.startswith(prefix) and len(prefix) > longest:
+                chosen = chip
+                longest = len(prefix)
+    return chosen

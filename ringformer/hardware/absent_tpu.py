@@ -41,8 +41,10 @@ def may_have_tpu() -> bool:
     """
     if jax.config.values["jax_platforms"] or any(name in os.environ for name in TPU_VARIABLES):
         return True
-    ours = (device for device in PCI_DEVICES.glob("*") if _word(device / "vendor") == GOOGLE)
-    return any(not _word(device / "class").startswith(NETWORK_OR_DISK) for device in ours)
+    for device in PCI_DEVICES.glob("*"):
+        if _word(device / "vendor") == GOOGLE and not _word(device / "class").startswith(NETWORK_OR_DISK):
+            return True
+    return False
 
 
 @cache

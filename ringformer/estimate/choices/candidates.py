@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from ringformer.estimate.choices.memory_settings import possible_head_groups, possible_settings
 from ringformer.estimate.choices.parallelism import is_possible, parallelisms, with_parallelism
@@ -24,7 +24,7 @@ from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.workloads.training import Workload, described
 from ringformer.hardware import GiB
 from ringformer.models.config_checks import OFFLOADABLE
-from ringformer.ops.layouts import VISIBLE, WINDOWED
+from ringformer.ops.layouts import VISIBLE, WINDOWED, Layout
 from ringformer.ops.ring import RingForm
 from ringformer.ops.work_list import default_chunk
 
@@ -71,11 +71,18 @@ class Candidate(NamedTuple):
     def __str__(self) -> str:
         w = self.workload
         m = self.workload.model
-        chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
-        remat = "" if m.remat == "full" else f" remat {m.remat}"
-        form = f" {described(m)}" if described(m) else ""
-        settings = f"head_groups {m.head_groups} remat_group {m.remat_group}{' offload' if m.offload else ''}"
-        return f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{form} {m.kernel}{chunk}{remat} {settings}"
+        words = [f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}"]
+        if form := described(m):
+            words.append(form)
+        words.append(m.kernel)
+        if m.q_chunk:
+            words.append(f"chunk {m.q_chunk}")
+        if m.remat != "full":
+            words.append(f"remat {m.remat}")
+        words.append(f"head_groups {m.head_groups} remat_group {m.remat_group}")
+        if m.offload:
+            words.append("offload")
+        return " ".join(words)
 
 
 @lru_cache(maxsize=64)
@@ -84,30 +91,50 @@ def candidates(goal: Workload) -> tuple[Candidate, ...]:
     chips), with every layout and memory setting, and with the ways to compute attention that promise a gain over the
     plain ring. Each comes with the target's own kernel and with XLA's blocks; if the target has no kernel, it comes
     with XLA's blocks of two sizes. The last goals are cached: a search for a length asks for each several times."""
-    ranked = []
+    ranked: list[Candidate] = []
     for mesh in meshes(goal):
-        shape = mesh.model
-        tp = mesh.mesh_shape[2]
-        layouts = sorted(VISIBLE, key=lambda layout: layout != "zigzag")  # stable: zigzag first among equals
-        if any(shape.windows):
-            layouts = [layout for layout in layouts if layout in WINDOWED]
-        for layout, form in [*((layout, mesh) for layout in layouts), *(("zigzag", x) for x in promising(mesh))]:
-            blocks = {"kernel": "xla", "q_chunk": None, "k_chunk": None}
-            auto = replace(form, model=replace(form.model, layout=layout, kernel="auto", q_chunk=None, k_chunk=None))
-            own = {name: getattr(auto.with_kernel()[0].model, name) for name in blocks}
-            half = default_chunk(auto.ring_tokens) // 2
-            other = blocks | {"q_chunk": half, "k_chunk": half} if own["kernel"] == "xla" else blocks
-            for remat, offload, kernel in product(OFFLOADABLE, (False, True), (own, other)):
-                # Fetching ahead would take memory that the longest contexts need.
-                ahead = {"offload": offload, "fetch_ahead": not offload}
-                config = replace(auto.model, remat=remat, **ahead, **kernel)
-                ranked += [
-                    counted(option)
-                    for settings in possible_settings(config)
-                    if (shape.num_kv_heads // tp) % settings.head_groups == 0
-                    and is_possible(option := replace(auto, model=config).with_settings(settings))
-                ]
+        ranked += _candidates_on(mesh)
     return tuple(sorted(ranked, key=lambda c: c.seconds_per_token))
+
+
+def _candidates_on(mesh: Workload) -> Iterator[Candidate]:
+    """Yield the candidates on one mesh."""
+    key_heads = mesh.model.num_kv_heads // mesh.mesh_shape[2]
+    for form in _forms(mesh):
+        for remat, offload, kernel in product(OFFLOADABLE, (False, True), _kernels(form)):
+            # Fetching ahead would take memory that the longest contexts need.
+            config = replace(form.model, remat=remat, offload=offload, fetch_ahead=not offload, **kernel)
+            workload = replace(form, model=config)
+            for settings in possible_settings(config):
+                option = workload.with_settings(settings)
+                if key_heads % settings.head_groups == 0 and is_possible(option):
+                    yield counted(option)
+
+
+def _forms(mesh: Workload) -> Iterator[Workload]:
+    """Yield a mesh with every layout, and with the other ways to compute attention in zigzag; the kernel is open."""
+    layouts = sorted(VISIBLE, key=lambda layout: layout != "zigzag")  # stable: zigzag first among equals
+    has_windows = any(mesh.model.windows)
+    for layout in layouts:
+        if layout in WINDOWED or not has_windows:
+            yield _with_open_kernel(mesh, layout)
+    for form in promising(mesh):
+        yield _with_open_kernel(form, "zigzag")
+
+
+def _with_open_kernel(workload: Workload, layout: Layout) -> Workload:
+    model = replace(workload.model, layout=layout, kernel="auto", q_chunk=None, k_chunk=None)
+    return replace(workload, model=model)
+
+
+def _kernels(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return kernel and chunks that the target chooses, and XLA's blocks; half as large if they are also chosen."""
+    model = workload.with_kernel()[0].model
+    chunk = None
+    if model.kernel == "xla":
+        chunk = default_chunk(workload.ring_tokens) // 2
+    own = {"kernel": model.kernel, "q_chunk": model.q_chunk, "k_chunk": model.k_chunk}
+    return own, {"kernel": "xla", "q_chunk": chunk, "k_chunk": chunk}
 
 
 def meshes(goal: Workload) -> Iterator[Workload]:
@@ -117,9 +144,11 @@ def meshes(goal: Workload) -> Iterator[Workload]:
     devices = goal.target.num_devices
     batch = goal.batch_size
     plain = replace(shape, layout="zigzag", ulysses=1, ring="one_way", remat="full", offload=False)
-    most = min(batch, devices) if batch else 8
-    numbers = [2**i for i in range(most.bit_length())]
-    for tp, rings in product((1, 2, 4, 8), reversed(numbers) if batch else numbers):
+    numbers = [1, 2, 4, 8]
+    if batch:
+        most = min(batch, devices)
+        numbers = [2**i for i in reversed(range(most.bit_length()))]
+    for tp, rings in product((1, 2, 4, 8), numbers):
         sp, left = divmod(devices, tp * rings)
         split = shape.num_heads, shape.intermediate_size, shape.num_kv_heads
         if left or batch % rings or any(size % tp for size in split) or goal.seq_len % (2 * sp * tp):
@@ -139,11 +168,13 @@ PROMISING = 2
 def weighed(mesh: Workload) -> list[Candidate]:
     """Return the ways of a mesh to compute attention, fastest first. A ring both ways or gathered is left out unless it
     gains (`GAIN`) on a plain ring with the same exchange of heads."""
-    ways = [counted(x) for x in parallelisms(mesh)]
-    one_way = {c.workload.model.ulysses: c.time.step for c in ways if c.workload.model.ring == "one_way"}
-    kept = [
-        c for c in ways if c.workload.model.ring == "one_way" or c.time.step < GAIN * one_way[c.workload.model.ulysses]
-    ]
+    one_way: dict[int, float] = {}
+    kept = []
+    for c in map(counted, parallelisms(mesh)):  # for each exchange of heads, the plain ring first
+        model = c.workload.model
+        plain = one_way.setdefault(model.ulysses, c.time.step)
+        if model.ring == "one_way" or c.time.step < GAIN * plain:
+            kept.append(c)
     return sorted(kept, key=lambda c: (c.time.step, c.workload.model.ring != "one_way"))
 
 
@@ -173,23 +204,23 @@ def neighbours(candidate: Candidate) -> Iterator[Candidate]:
     the ring, unless that is over 10% slower by the closed form."""
     workload = candidate.workload
     m = candidate.workload.model
-    tp = workload.mesh_shape[2]
+    key_heads = m.num_kv_heads // workload.mesh_shape[2]
     local = workload.ring_tokens
-    chunk = m.q_chunk or default_chunk(local)
-    options: list[dict[str, int]] = [
-        *(
-            {"head_groups": g}
-            for g in (m.head_groups * 2, m.head_groups // 2)
-            if g in possible_head_groups(m) and (m.num_kv_heads // tp) % g == 0
-        ),
-        *({"remat_group": g} for g in (m.remat_group * 2, m.remat_group // 2) if 0 < g < m.num_layers),
-        *({"q_chunk": c, "k_chunk": c} for c in (chunk * 2, chunk // 2) if m.kernel == "xla" and 128 <= c <= local),
-    ]
+    options: list[dict[str, int]] = []
+    for groups in _twice_and_half(m.head_groups):
+        if groups in possible_head_groups(m) and key_heads % groups == 0:
+            options.append({"head_groups": groups})
+    for layers in _twice_and_half(m.remat_group):
+        if 0 < layers < m.num_layers:
+            options.append({"remat_group": layers})
+    for chunk in _twice_and_half(m.q_chunk or default_chunk(local)):
+        if m.kernel == "xla" and 128 <= chunk <= local:
+            options.append({"q_chunk": chunk, "k_chunk": chunk})
     for option in options:
         other = workload.with_settings(replace(workload.settings, **option))
         if is_possible(other):
             yield counted(other)
-    forms = [(u, m.ring) for u in (m.ulysses * 2, m.ulysses // 2) if u]
+    forms = [(ulysses, m.ring) for ulysses in _twice_and_half(m.ulysses) if ulysses]
     forms += [(m.ulysses, ring) for ring in get_args(RingForm) if ring != m.ring]
     for ulysses, ring in forms:
         other = with_parallelism(workload, ulysses, ring)
@@ -197,3 +228,7 @@ def neighbours(candidate: Candidate) -> Iterator[Candidate]:
             nearby = counted(other)
             if nearby.time.step < 1.1 * candidate.time.step:
                 yield nearby
+
+
+def _twice_and_half(number: int) -> tuple[int, int]:
+    return number * 2, number // 2

@@ -14,10 +14,14 @@ def possible_settings(model: DecoderConfig) -> Iterator[MemorySettings]:
     """Yield the settings worth trying: head groups save memory at the cost of latency, two-level remat saves memory at
     the cost of a forward pass."""
     groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
-    # Layers outside the groups need a second loop in the program, so they must save much to be worth it.
-    fewest = min(
-        range(1, model.num_layers), default=1, key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0)
-    )
+
+    def kept(layers: int) -> int:
+        """Count what is alive at once with groups of so many layers."""
+        number, single = divmod(model.num_layers, layers)
+        # Layers outside the groups need a second loop in the program, so they must save much to be worth it.
+        return number + layers + 2 * (single > 0)
+
+    fewest = min(range(1, model.num_layers), default=1, key=kept)
     for remat_group in dict.fromkeys((1, fewest)):
         for g in groups:
             yield MemorySettings(g, remat_group, model.q_chunk, model.k_chunk)
@@ -27,7 +31,9 @@ def possible_head_groups(model: DecoderConfig) -> list[int]:
     """Return the numbers of groups that the key heads can be split into."""
     alone = model.offload and model.remat == "attention"  # the outputs of groups would stay on the device
     alone |= model.PARTS.qk_norm == "width"  # over the heads of all groups
-    return [g for g in range(1, model.num_kv_heads + 1) if model.num_kv_heads % g == 0][: 1 if alone else None]
+    if alone:
+        return [1]
+    return [g for g in range(1, model.num_kv_heads + 1) if model.num_kv_heads % g == 0]
 
 
 def likely_settings(workload: Workload) -> list[MemorySettings]:
@@ -39,14 +45,16 @@ def likely_settings(workload: Workload) -> list[MemorySettings]:
     tp = workload.mesh_shape[2]
     heads = model.num_heads // tp
     key_heads = max(1, model.num_kv_heads // tp)
-    options = [
-        workload.with_settings(s)
-        for s in possible_settings(model)
-        if key_heads % s.head_groups == 0 and (s.head_groups == 1 or heads // s.head_groups % model.ulysses == 0)
-    ]
+    options = []
+    for settings in possible_settings(model):
+        groups = settings.head_groups
+        if key_heads % groups == 0 and (groups == 1 or heads // groups % model.ulysses == 0):
+            options.append(workload.with_settings(settings))
     in_host = [w for w in options if host_bytes(w) <= target.chip.host_bytes] or options
-    fitting = sorted((w for w in in_host if peak_bytes(w) <= target.budget), key=computation_seconds)
-    return list(dict.fromkeys(w.settings for w in (*fitting[:2], min(in_host, key=peak_bytes))))
+    fitting = [w for w in in_host if peak_bytes(w) <= target.budget]
+    fastest = sorted(fitting, key=computation_seconds)[:2]
+    smallest = min(in_host, key=peak_bytes)
+    return list(dict.fromkeys(w.settings for w in (*fastest, smallest)))
 
 
 def compile_first_accepted(

@@ -26,7 +26,9 @@ def block_seconds(workload: Workload) -> float:
     passes = forward_runs(model)[1] + 1
     chip = target.chip
     if model.kernel == "cudnn":
-        blocks = min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
+        blocks = workload.ring_size
+        if model.ring == "gathered":
+            blocks = min(2, blocks)
         added = blocks * model.ulysses * workload.local_tokens * workload.accumulate
         features = workload.windows.get(0, 0) * model.num_heads * model.head_dim / model.ulysses
         return (itemsize(model) + 8) * passes * added * features / chip.hbm_bandwidth

@@ -32,10 +32,7 @@ def exposed_seconds(workload: Workload) -> dict[str, float]:
     """Return the seconds that a step waits for communication that no computation hides, by purpose."""
     computation = computation_seconds(workload)
     return {
-        "ring": sum(
-            _window(workload, window, layers) if window else _ring(workload, layers)
-            for window, layers in workload.windows.items()
-        ),
+        "ring": sum(_hops(workload, window, layers) for window, layers in workload.windows.items()),
         "gathered keys": _gathered(workload, workload.windows.get(0, 0)),
         "head exchange": _exchange(workload),
         "weights": _weights(workload, computation),
@@ -54,6 +51,12 @@ def attention_passes(workload: Workload, layers: int) -> dict[str, float]:
     """Return how often so many of a step's layers run attention on a sequence, by pass."""
     passes = _sequences(workload) * layers
     return {"forward": forward_runs(workload.model)[1] * passes, "backward": passes}
+
+
+def _hops(workload: Workload, window: int, layers: int) -> float:
+    if window:
+        return _window(workload, window, layers)
+    return _ring(workload, layers)
 
 
 def _ring(workload: Workload, layers: int) -> float:
@@ -75,7 +78,8 @@ def _window(workload: Workload, window: int, layers: int) -> float:
     hops = workload.hops(window)
     reached = min(window - 1, hops * workload.ring_tokens // parts)
     sent = parts * held_copies(workload) / (workload.mesh_shape[2] * model.ulysses)
-    keys, both = (sent * hop_bytes(model, reached, backward=backward) for backward in (False, True))
+    keys = sent * hop_bytes(model, reached, backward=False)
+    both = sent * hop_bytes(model, reached, backward=True)
     sent_by = {"forward": keys, "backward": keys + (both - keys) * min(hops, 2)}
     for name, seconds in window_seconds(workload, window, layers).items():
         link = attention_passes(workload, layers)[name] * sent_by[name] / hop_rate(workload, window)
@@ -110,7 +114,9 @@ def _exchange(workload: Workload) -> float:
     tokens = workload.seq_len // sp
     heads = model.num_heads + held_copies(workload) * model.num_kv_heads
     each = itemsize(model) * tokens * model.head_dim / tp / exchange_rate(workload)
-    more = {"forward": 0, "backward": model.num_heads if model.kernel == "cudnn" else 0}
+    more = {"forward": 0, "backward": 0}
+    if model.kernel == "cudnn":
+        more["backward"] = model.num_heads
     cores = target.chip.tensor_cores
     hidden = 0.0
     if cores is None or cores.async_all_to_all:

@@ -34,8 +34,10 @@ def cache_bytes(workload: InferenceWorkload) -> int:
 def floor_seconds(workload: InferenceWorkload) -> float:
     """Lower bound of the seconds that one token in every row takes: cache and weights are read once, at the memory's
     rate. Only the tokens' rows of the embedding are read, unless it is also the output head."""
-    unread = 0 if workload.model.tie_embeddings else _weight_bytes(workload.model, workload.mesh_shape)["embed"]
-    return (weight_bytes(workload) - unread + cache_bytes(workload)) / workload.target.chip.hbm_bandwidth
+    read = weight_bytes(workload) + cache_bytes(workload)
+    if not workload.model.tie_embeddings:
+        read -= _weight_bytes(workload.model, workload.mesh_shape)["embed"]
+    return read / workload.target.chip.hbm_bandwidth
 
 
 def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
@@ -51,15 +53,19 @@ def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
     heads = m.num_heads // tp
     key_heads = max(1, m.num_kv_heads // tp)
     layer = m.hidden_size * m.head_dim * 2 * (heads + key_heads) + 3 * m.hidden_size * m.intermediate_size / tp
-    new = 2 * m.num_layers * local * key_heads * m.head_dim * item if workload.chunks > 1 else 0
-    queries = rows * workload.chunk * heads * (m.head_dim * (item + 8) + 12) if _queries_travel(workload) else 0
-    cached = 2 * rows * workload.sizes.piece * key_heads * m.head_dim * item if 0 in workload.windows else 0
-    in_windows = 2 * max(_window_bytes(workload, window) for window in workload.windows)  # gathered, and in order
+    new = queries = at_once = 0
+    if workload.chunks > 1:
+        new = 2 * m.num_layers * local * key_heads * m.head_dim * item
+        at_once = 2 * max(_window_bytes(workload, window) for window in workload.windows)  # gathered, and in order
+        if 0 in workload.windows:
+            at_once = max(at_once, 2 * rows * workload.sizes.piece * key_heads * m.head_dim * item)
+    if _queries_travel(workload):
+        queries = rows * workload.chunk * heads * (m.head_dim * (item + 8) + 12)
     return {
         "weights": weight_bytes(workload),
         "cache": cache_bytes(workload),
         "keys and values of the chunk, before they are in the cache": new,
-        "keys and values that are read at once": max(cached, in_windows) if workload.chunks > 1 else 0,
+        "keys and values that are read at once": at_once,
         "weights of a layer, gathered": 2 * item * layer,
         "activations of a layer": local * m.hidden_size * item * 8,
         "queries of the chunk on their way": queries,
@@ -92,12 +98,15 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     item = itemsize(m)
     rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work
     weights = _read_params(m)
-    products, pairs = (flops / dp / shared for flops in prefill_flops(workload))
-    compute = (products / share.products + pairs / share.pairs) / target.chip.flops(m.compute_dtype)
+    products, pairs = prefill_flops(workload)
+    compute = products / dp / shared / share.products + pairs / dp / shared / share.pairs
+    compute /= target.chip.flops(m.compute_dtype)
     layer = weights / m.num_layers / tp * item * (sp > 1)
     tokens = rows * workload.chunk
     enter_leave = 4 * (tokens // sp) * m.hidden_size * item * (tp - 1) / tp
-    queries = tokens * (m.num_heads // tp) * (m.head_dim * (item + 4) + 4) if _queries_travel(workload) else 0
+    queries = 0
+    if _queries_travel(workload):
+        queries = tokens * (m.num_heads // tp) * (m.head_dim * (item + 4) + 4)
     moved = workload.chunks * (m.num_layers * (layer + enter_leave) + workload.windows.get(0, 0) * queries)
     of_windows = sum(layers * _window_bytes(workload, window) for window, layers in workload.windows.items())
     moved += (workload.chunks - 1) * of_windows * (sp > 1)
@@ -113,9 +122,11 @@ def _queries_travel(workload: InferenceWorkload) -> bool:
 
 def _window_bytes(workload: InferenceWorkload, window: int) -> int:
     """Return the bytes of the keys and values that a device collects for a chunk in a layer with a window."""
+    if not window:
+        return 0
     m, (dp, _, tp, _) = workload.model, workload.mesh_shape
     keys = workload.batch_size // dp * (workload.chunk + window) * max(1, m.num_kv_heads // tp)
-    return 2 * keys * m.head_dim * itemsize(m) if window else 0
+    return 2 * keys * m.head_dim * itemsize(m)
 
 
 @lru_cache(maxsize=64)

@@ -110,8 +110,11 @@ def computation_seconds(workload: Workload) -> float:
 
 def attention_seconds(workload: Workload) -> dict[str, float]:
     """Seconds of one step's chunk pairs on its busiest devices: "forward", each time that it runs, and "backward"."""
-    by_window = [window_seconds(workload, window, layers) for window, layers in workload.windows.items()]
-    return {name: sum(seconds[name] for seconds in by_window) for name in by_window[0]}
+    sums = {"forward": 0.0, "backward": 0.0}
+    for window, layers in workload.windows.items():
+        for name, seconds in window_seconds(workload, window, layers).items():
+            sums[name] += seconds
+    return sums
 
 
 def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, float]:
@@ -134,8 +137,9 @@ def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, fl
     seconds = {}
     pairs = excess * visible  # of queries, keys, heads
     for (name, (passes, flops)), spilled in zip(parts.items(), SPILLED[target.chip.kind], strict=True):
-        on_chip = _logits_on_chip(workload, options)
-        memory = 0.0 if on_chip else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
+        memory = 0.0
+        if not _logits_on_chip(workload, options):
+            memory = 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
         seconds[name] = max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
     return seconds
 
@@ -172,7 +176,7 @@ def hop_flops(model: DecoderConfig, local: int, *, backward: bool, causal: bool 
 
 def hop_bytes(model: DecoderConfig, local: int, *, backward: bool) -> float:
     """Bytes that a device sends in one hop: keys and values, plus their float32 gradients in the backward pass."""
-    return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize(model) + (4 if backward else 0))
+    return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize(model) + 4 * backward)
 
 
 @dataclass(frozen=True)
@@ -202,11 +206,9 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
         return {}
     hops, devices = {}, tp * model.ulysses  # that share the heads
     for name in ("forward", "backward"):
-        flops, sent = (
-            count(model, workload.ring_tokens, backward=name == "backward") for count in (hop_flops, hop_bytes)
-        )
-        flops = flops / devices
-        sent = sent * held_copies(workload) / devices
+        backward = name == "backward"
+        flops = hop_flops(model, workload.ring_tokens, backward=backward) / devices
+        sent = hop_bytes(model, workload.ring_tokens, backward=backward) * held_copies(workload) / devices
         hops[name] = Hop(flops, sent, flops / target.chip.flops(model.compute_dtype), sent / hop_rate(workload))
     return hops
 
@@ -262,8 +264,11 @@ def memory(workload: Workload) -> dict[str, float]:
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
     of_input, of_attention = model.kept_bytes(local)
     groups, single = model.remat_groups
-    here = 0 if model.offload else groups * of_input + single * (of_input + of_attention)
-    here += model.remat_group * (of_input + of_attention) if groups else 0
+    here = 0
+    if not model.offload:
+        here = groups * of_input + single * (of_input + of_attention)
+    if groups:
+        here += model.remat_group * (of_input + of_attention)
     of_queries, of_keys = ATTENTION_BYTES[target.chip.kind]
     keys = of_keys * model.num_kv_heads / model.num_heads if workload.mesh_shape[3] > 1 else 0
     working = 7 * stream + (of_queries + keys) * local * D / model.head_groups
