@@ -35,17 +35,23 @@ def estimate_training(args: argparse.Namespace) -> int:
     target = find_target(args.target)
     workloads, staged = _workloads(args, target)
     as_text = not args.json and (not staged or len(workloads) == 1)
+
+    def show(text: str) -> None:
+        if as_text:
+            print(text, flush=True)
+
     reports = []
     for workload in workloads:
         workload, kernel = workload.with_kernel()
         if kernel:
             log(kernel)
         try:
-            report = _estimate_run(workload, args, lambda text: print(text, flush=True) if as_text else None)
+            report = _estimate_run(workload, args, show)
         except CompilerFailure as failure:
             print(f"ringformer estimate: {workload.name}: {failure.meaning}{failure}", file=sys.stderr)
             return 1
-        report |= {"stage": workload.name} if staged else {}
+        if staged:
+            report["stage"] = workload.name
         report["environment"] = runtime_environment(target.chip.kind, report["host_bytes"])
         reports.append(report)
         if args.json:
@@ -55,10 +61,15 @@ def estimate_training(args: argparse.Namespace) -> int:
         for report in reports:
             for reason in report.get("reasons_against", ()):
                 print(f"{report['stage']}: DOES NOT FIT: {reason}")
-    if not args.json and (needed := runtime_environment(target.chip.kind, max(r["host_bytes"] for r in reports))):
-        print("environment:", *(f"{name}={value}" for name, value in needed.items()))
+    if not args.json:
+        host_bytes = max(report["host_bytes"] for report in reports)
+        settings = [f"{name}={value}" for name, value in runtime_environment(target.chip.kind, host_bytes).items()]
+        if settings:
+            print("environment:", *settings)
     fits = all(report["fits"] and report["fits_host"] for report in reports)
-    return DOES_NOT_FIT if args.require_fit and not fits else 0
+    if args.require_fit and not fits:
+        return DOES_NOT_FIT
+    return 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -142,20 +153,23 @@ def _compile(workload: Workload, args: argparse.Namespace) -> tuple[Workload, Es
     settings = [workload.settings] if chosen else likely_settings(workload)
     workload = workload.with_settings(settings[0])
     workload.check()
-    if not_compiled := "closed form only, not compiled" if args.closed_form else workload.target.missing_compiler:
+    not_compiled = workload.target.missing_compiler
+    if args.closed_form:
+        not_compiled = "closed form only, not compiled"
+    if not_compiled:
         log(not_compiled)
         if reason := known_failure(workload):
             raise CompilerFailure(reason)
         return workload, None
     duration = "minutes" if args.generate_code else "half a minute"
-    workload, estimate = compile_first_accepted(
-        workload,
-        settings,
-        lambda e: e.fits,
-        lambda w: log(f"compiling for {w.target.topology} with {w.settings}; {duration}"),
-        args.generate_code,
-    )
-    return workload, estimate if args.quick else with_machine_code(workload, estimate, log)
+
+    def announce(option: Workload) -> None:
+        log(f"compiling for {option.target.topology} with {option.settings}; {duration}")
+
+    workload, estimate = compile_first_accepted(workload, settings, lambda e: e.fits, announce, args.generate_code)
+    if not args.quick:
+        estimate = with_machine_code(workload, estimate, log)
+    return workload, estimate
 
 
 COLUMNS = (
@@ -177,11 +191,9 @@ COLUMNS = (
 
 def stages_table(stages: list[dict[str, Any]]) -> str:
     """Return a table of the stages' `estimate_json`, each with its name, and lines that explain it."""
-    lines = ["".join(f"{title:{width}}" for title, width in COLUMNS)]
+    lines = [_row([title for title, _ in COLUMNS])]
     sources: dict[str, list[str]] = {}
     for stage in stages:
-        fits = "should fit" if stage["closed_form"] or stage["untried_kernels"] else "fits"
-        verdict = "DOES NOT FIT" if not stage["fits"] else fits if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
         time = stage["documents"] or stage
         cells = [
             stage["stage"],
@@ -191,21 +203,21 @@ def stages_table(stages: list[dict[str, Any]]) -> str:
             f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}",
             f"{stage['host_bytes'] / GiB:.1f}",
             _formatted(time["step_seconds_model"], step_seconds),
-            _number(time["tokens_per_second_model"], ",.0f"),
-            _number(stage["mfu_causal_model"], ".0%"),
+            _formatted(time["tokens_per_second_model"], "{:,.0f}".format),
+            _formatted(stage["mfu_causal_model"], "{:.0%}".format),
             _formatted(time.get("days_model"), lambda days: duration(86400 * days)),
             _formatted(time.get("device_hours_model"), device_hours),
             _formatted(stage.get("passes"), share_or_times),
         ]
-        lines.append(
-            "".join(f"{cell:{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)) + f"  {verdict}"
-        )
-        compiled = f"compiled, {'its kernels not' if stage['untried_kernels'] else 'time modelled'}"
-        how = "not compiled" if stage["closed_form"] else compiled
-        sources.setdefault(f"{how}: {stage['seconds_source']}", []).append(stage["stage"])
-    lines += [f"{stage['stage']}: {documents_text(stage['documents'])}" for stage in stages if stage["documents"]]
+        lines.append(f"{_row(cells)}  {_verdict(stage)}")
+        sources.setdefault(f"{_how(stage)}: {stage['seconds_source']}", []).append(stage["stage"])
+    for stage in stages:
+        if stage["documents"]:
+            lines.append(f"{stage['stage']}: {documents_text(stage['documents'])}")
     lines += [f"{', '.join(names)}: {source}" for source, names in sources.items()]
-    lines += [f"{stage['stage']}: try: {line}" for stage in stages for line in stage.get("advice", ())]
+    for stage in stages:
+        for line in stage.get("advice", ()):
+            lines.append(f"{stage['stage']}: try: {line}")
     lines += [
         "s/step: one optimizer step, from the batch on the devices to the updated state; duration and device-hours: "
         "all tokens of the stage",
@@ -215,9 +227,28 @@ def stages_table(stages: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _row(cells: list[str]) -> str:
+    return "".join(f"{cell:{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+
+
+def _verdict(stage: dict[str, Any]) -> str:
+    if not stage["fits"]:
+        return "DOES NOT FIT"
+    if not stage["fits_host"]:
+        return "HOST MEMORY DOES NOT FIT"
+    if stage["closed_form"] or stage["untried_kernels"]:
+        return "should fit"
+    return "fits"
+
+
+def _how(stage: dict[str, Any]) -> str:
+    """Describe what the numbers of a stage are based on."""
+    if stage["closed_form"]:
+        return "not compiled"
+    if stage["untried_kernels"]:
+        return "compiled, its kernels not"
+    return "compiled, time modelled"
+
+
 def _formatted(x: float | None, form: Callable[[float], str]) -> str:
     return "-" if x is None else form(x)
-
-
-def _number(x: float | None, form: str) -> str:
-    return "-" if x is None else f"{x:{form}}"

@@ -68,10 +68,10 @@ def read_peak_buffers(folder: Path) -> PeakBuffers | None:
     """Return the `peak_buffers` of the one program dumped to the folder; None if it has no live ranges."""
     for live_ranges in folder.glob("*after_optimizations-live-range.txt"):
         stem = str(live_ranges).removesuffix("-live-range.txt")
-        paths = Path(f"{stem}-buffer-assignment.txt"), live_ranges, Path(f"{stem}.txt")
-        if all(path.exists() for path in paths):
-            assignment, lifetimes, program = (path.read_text() for path in paths)
-            return peak_buffers(assignment, lifetimes, program)
+        assignment = Path(f"{stem}-buffer-assignment.txt")
+        program = Path(f"{stem}.txt")
+        if assignment.exists() and program.exists():
+            return peak_buffers(assignment.read_text(), live_ranges.read_text(), program.read_text())
     return None
 
 
@@ -83,8 +83,10 @@ def peak_buffers(assignment: str, live_ranges: str, program: str, count: int = 1
       live_ranges: text of its live ranges.
       program: text of the scheduled program, with the source of its instructions.
     """
-    lifetimes = re.findall(r"^    (\S+):(\d+)-(\d+)$", live_ranges, re.M)
-    values = _values(assignment, {name: (int(start), int(end)) for name, start, end in lifetimes})
+    lifetimes = {}
+    for name, start, end in re.findall(r"^    (\S+):(\d+)-(\d+)$", live_ranges, re.M):
+        lifetimes[name] = int(start), int(end)
+    values = _values(assignment, lifetimes)
     taken = np.zeros(1 + max(v.end for v in values), np.int64)  # bytes, by moment
     for place in _by_place(values):
         occupied = np.zeros_like(taken)
@@ -120,7 +122,8 @@ def read_allocations(assignment: str) -> list[Allocation]:
 def _values(assignment: str, ranges: dict[str, tuple[int, int]]) -> list[_Value]:
     """Return the values in device memory. Values outside the heap stay for the whole step."""
     values: list[_Value] = []
-    whole_step = 0, max((end for _, end in ranges.values()), default=0)
+    ends = [end for _, end in ranges.values()]
+    whole_step = 0, max(ends, default=0)
     for allocation in read_allocations(assignment):
         if allocation.color or "thread-local" in allocation.use:  # in another memory, or scalars of a fused loop
             continue
@@ -129,7 +132,8 @@ def _values(assignment: str, ranges: dict[str, tuple[int, int]]) -> list[_Value]
         for instruction, element, size, offset, type_ in re.findall(VALUE, allocation.values):
             name = instruction + (element or "{}")
             place = (allocation.number, offset)
-            if lifetime := ranges.get(name) if heap else whole_step:
+            lifetime = ranges.get(name) if heap else whole_step
+            if lifetime:
                 plain = re.sub(r"\{[^{}]*\}", "", type_)  # without layouts
                 values.append(_Value(name, place, int(size), plain, argument, *lifetime))
     return values
@@ -151,11 +155,14 @@ def _buffer(place: list[_Value], sources: "_Sources") -> Buffer:
     """Describe the buffer that the values in one place share: choose one of the largest values, preferably one with a
     known source."""
     size = _size(place)
-    largest = [(v, *sources.of(v.name)) for v in place if v.size == size]
+    largest = []
+    for value in place:
+        if value.size == size:
+            name = value.name.removesuffix("{}")
+            largest.append(Buffer(size, value.type, name, *sources.of(value.name), value.is_argument))
     if place[0].is_argument:  # under its own name, not that of a value written in its place
-        largest = largest[:1]
-    value, op_name, source = max(largest, key=lambda described: (bool(described[2]), bool(described[1])))
-    return Buffer(size, value.type, value.name.removesuffix("{}"), op_name, source, value.is_argument)
+        return largest[0]
+    return max(largest, key=lambda buffer: (bool(buffer.source), bool(buffer.op_name)))
 
 
 class _Sources:
@@ -164,7 +171,9 @@ class _Sources:
     def __init__(self, text: str):
         program = Program.parse(text)
         self._frames = _frames(text)
-        self._instructions = {name: i for inside in program.computations.values() for name, i in inside.items()}
+        self._instructions: dict[str, Instruction] = {}
+        for inside in program.computations.values():
+            self._instructions |= inside
         self._loops: dict[str, str] = {}
         """Loops by the names of their bodies' parameters."""
         self._users: dict[str, Instruction] = {}
@@ -183,7 +192,8 @@ class _Sources:
         neither, they are those of the first instruction that uses it.
         """
         name, _, element = value.removesuffix("}").partition("{")
-        op_name, source = self._passed_on(name, element.split(",") if element else [])
+        path = element.split(",") if element else []
+        op_name, source = self._passed_on(name, path)
         while not (source or op_name) and (user := self._users.get(name)):
             name = user.name
             op_name = user.op_name
@@ -213,7 +223,8 @@ class _Sources:
                 return op_name, source
             elif opcode in ("copy", "copy-start", "copy-done", "bitcast", "opt-barrier") and operands:
                 name = operands[0]
-                element = [] if opcode == "copy-start" else element
+                if opcode == "copy-start":
+                    element = []
             else:
                 break
         return op_name, last_source
@@ -227,19 +238,12 @@ class _Sources:
 def _frames(program: str) -> dict[int, str]:
     """Return `file:line` of the innermost frame outside libraries for each stack frame, from the tables at the head of
     a program's text."""
-
-    def rows(table: str) -> dict[int, str]:
-        section = re.search(rf"^{table}\n((?:\d+ .*\n)*)", program, re.M)
-        return {int(n): row for n, row in re.findall(r"^(\d+) (.*)$", section[1] if section else "", re.M)}
-
-    frames, locations = (
-        {n: {key: int(x) for key, x in re.findall(r"(\w+)=(\d+)", row)} for n, row in rows(table).items()}
-        for table in ("StackFrames", "FileLocations")
-    )
-    files = rows("FileNames")
+    frames = _records(program, "StackFrames")
+    locations = _records(program, "FileLocations")
+    files = _rows(program, "FileNames")
     # XLA prints the number of a frame's parent plus one. So the outermost frame seems to be its own parent, or a
     # sibling's child.
-    plus = 1 if any(frame.get("parent_frame_id") == n for n, frame in frames.items()) else 0
+    plus = int(any(frame.get("parent_frame_id") == n for n, frame in frames.items()))
 
     def innermost(frame: int) -> str:
         while frame in frames:
@@ -255,10 +259,28 @@ def _frames(program: str) -> dict[int, str]:
     return {frame: innermost(frame) for frame in frames}
 
 
+def _rows(program: str, table: str) -> dict[int, str]:
+    """Return the rows of a table by their numbers."""
+    rows = {}
+    if section := re.search(rf"^{table}\n((?:\d+ .*\n)*)", program, re.M):
+        for number, row in re.findall(r"^(\d+) (.*)$", section[1], re.M):
+            rows[int(number)] = row
+    return rows
+
+
+def _records(program: str, table: str) -> dict[int, dict[str, int]]:
+    """Return the rows of a table whose columns are numbers, each as a dictionary."""
+    records = {}
+    for number, row in _rows(program, table).items():
+        records[number] = {key: int(x) for key, x in re.findall(r"(\w+)=(\d+)", row)}
+    return records
+
+
 def _place(file: str, line: int | str) -> str:
     """Return `file:line`; the path of a file of the package starts with the package's name. Empty for files of Python,
     of other installed packages and of the estimate itself, and for wrappers."""
-    foreign = file.startswith((ESTIMATE, "<", *WRAPPERS)) or (
-        not file.startswith(PACKAGE) and re.search(r"/(?:site|dist)-packages/|/lib/python[\d.]+/", file)
-    )
-    return "" if foreign else f"{file.replace(PACKAGE, 'ringformer/')}:{line}"
+    if file.startswith((ESTIMATE, "<", *WRAPPERS)):
+        return ""
+    if not file.startswith(PACKAGE) and re.search(r"/(?:site|dist)-packages/|/lib/python[\d.]+/", file):
+        return ""
+    return f"{file.replace(PACKAGE, 'ringformer/')}:{line}"

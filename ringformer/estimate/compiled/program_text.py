@@ -31,13 +31,21 @@ class Array(NamedTuple):
     def bytes(self) -> int:
         """Bytes of the array; 0 for types without data, such as XLA's tokens."""
         bits = re.search(r"\d+", self.dtype)
-        return (int(bits[0]) // 8 if bits else int(self.dtype == "pred")) * math.prod(self.shape)
+        each = int(bits[0]) // 8 if bits else int(self.dtype == "pred")
+        return each * math.prod(self.shape)
 
 
 def parse_type(type_: str) -> list[tuple[Array, str]]:
     """Return the arrays of a type, each with its layout."""
-    arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^{}]*)\})?", type_)
-    return [(Array(dtype, tuple(int(x) for x in dims.split(",") if x)), layout) for dtype, dims, layout in arrays]
+    arrays = []
+    for dtype, dims, layout in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^{}]*)\})?", type_):
+        arrays.append((Array(dtype, _numbers(dims)), layout))
+    return arrays
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers in a text, such as "8,128"."""
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 class Instruction(NamedTuple):
@@ -74,7 +82,10 @@ class Instruction(NamedTuple):
         opcode = self.opcode
         if opcode in ("async-start", "async-update", "async-done"):
             return None  # the collective is in the computation that it calls
-        return next((k for k in COLLECTIVES if opcode.startswith(k) and not opcode.endswith("-done")), None)
+        for kind in COLLECTIVES:
+            if opcode.startswith(kind) and not opcode.endswith("-done"):
+                return kind
+        return None
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -102,10 +113,10 @@ class Instruction(NamedTuple):
 def _groups(text: str) -> tuple[tuple[int, ...], ...]:
     """Parse groups, listed as in {{0,1},{2,3}}, or as an array of numbers that is cut into rows: [2,2]<=[2,2]T(1,0)."""
     if cut := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        rows, sides, order = ([int(x) for x in (part or "").split(",") if x] for part in cut.groups())
+        rows, sides, order = map(_numbers, cut.groups(""))
         numbers = np.arange(math.prod(sides)).reshape(sides).transpose(order or None).reshape(rows)
-        return tuple(tuple(row) for row in numbers.tolist())
-    return tuple(tuple(int(x) for x in group.split(",")) for group in re.findall(r"\{([\d,]+)\}", text))
+        return tuple(map(tuple, numbers.tolist()))
+    return tuple(map(_numbers, re.findall(r"\{([\d,]+)\}", text)))
 
 
 class KernelCost(NamedTuple):
@@ -119,7 +130,9 @@ def kernel_cost(instruction: Instruction) -> KernelCost | None:
     """Return the cost estimate that a kernel states; None if it states none."""
     estimate = instruction.search(r'"cost_estimate":\{([^}]*)\}') or ""
     numbers = dict(re.findall(r'"(\w+)":"(\d+)"', estimate))
-    return KernelCost(float(numbers["flops"]), float(numbers["bytes_accessed"])) if "flops" in numbers else None
+    if "flops" not in numbers:
+        return None
+    return KernelCost(float(numbers["flops"]), float(numbers["bytes_accessed"]))
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,8 @@ class Program:
             header = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
             if header:
                 current = computations[header[2]] = {}
-                entry = header[2] if header[1] else entry
+                if header[1]:
+                    entry = header[2]
                 continue
             match = re.match(r"\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$", line)
             if match and current is not None:
@@ -164,8 +178,12 @@ class Program:
 
     def parameters(self, computation: str) -> dict[int, str]:
         """Return the names of a computation's parameters by their numbers."""
-        inside = self.computations[computation].values()
-        return {int(i.stated(r"parameter\((\d+)\)")): i.name for i in inside if i.opcode == "parameter"}
+        names = {}
+        for instruction in self.computations[computation].values():
+            if instruction.opcode == "parameter":
+                number = int(instruction.stated(r"parameter\((\d+)\)"))
+                names[number] = instruction.name
+        return names
 
     @cached_property
     def executed(self) -> dict[str, float]:
@@ -176,9 +194,9 @@ class Program:
             counts[name] = counts.get(name, 0) + times
             for instruction in self.computations[name].values():
                 if instruction.opcode in ("while", "conditional", "call", "async-start"):
-                    trips = self.trip_count(name, instruction) if instruction.opcode == "while" else 1
+                    runs = times * self._repetitions(name, instruction)
                     for called in instruction.called:
-                        visit(called, times * trips)
+                        visit(called, runs)
 
         visit(self.entry, 1)
         return counts
@@ -207,10 +225,16 @@ class Program:
                 return _attention_flops(here, instruction)
         if not instruction.called or opcode in ("reduce", "sort", "scatter", "all-reduce", "map"):
             return 0.0
-        inside = [self.flops(called) for called in instruction.called]
+        inside = list(map(self.flops, instruction.called))
         if opcode == "conditional":
             return min(inside)
-        return sum(inside) * (self.trip_count(computation, instruction) if opcode == "while" else 1)
+        return sum(inside) * self._repetitions(computation, instruction)
+
+    def _repetitions(self, computation: str, instruction: Instruction) -> int:
+        """Return how often an instruction runs each computation that it calls."""
+        if instruction.opcode == "while":
+            return self.trip_count(computation, instruction)
+        return 1
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
         """Return how often a loop runs its body: an upper bound if this depends on data, 1 if nothing is known."""
@@ -218,8 +242,9 @@ class Program:
         named = re.search(r"at_most_(\d+)_trips/while$", loop.op_name)
         if trips := exact or (named and named[1]):
             return int(trips)
-        condition = self.computations[loop.stated(r"condition=%?([\w.\-]+)")]
-        root = next(i for i in condition.values() if i.is_root)
+        name = loop.stated(r"condition=%?([\w.\-]+)")
+        condition = self.computations[name]
+        root = self.root(name)
         if root.opcode != "compare" or "direction=LT" not in root.text:
             return 1
         counter, limit = root.operands
@@ -228,9 +253,13 @@ class Program:
         index = int(condition[counter].stated(r"index=(\d+)"))
         here = self.computations[computation]
         carry = here[loop.operands[0]]
-        start = _constant(here, carry.operands[index]) if carry.operands else None
+        if not carry.operands:
+            return 1
+        start = _constant(here, carry.operands[index])
         end = _constant(condition, limit)
-        return 1 if start is None or end is None else end - start
+        if start is None or end is None:
+            return 1
+        return end - start
 
 
 def _constant(computation: dict[str, Instruction], name: str) -> int | None:
@@ -239,20 +268,27 @@ def _constant(computation: dict[str, Instruction], name: str) -> int | None:
     while instruction.opcode in ("copy", "bitcast", "convert", "copy-start", "copy-done"):
         instruction = computation[instruction.operands[0]]
     number = instruction.search(r"constant\((-?\d+)\)")
-    return int(number) if instruction.opcode == "constant" and number else None
+    if instruction.opcode == "constant" and number:
+        return int(number)
+    return None
+
+
+def _operand_shapes(computation: dict[str, Instruction], instruction: Instruction) -> list[tuple[int, ...]]:
+    """Return the shapes of the first two operands of an instruction."""
+    return [computation[name].arrays[0].shape for name in instruction.operands[:2]]
 
 
 def _product_flops(computation: dict[str, Instruction], product: Instruction, contracted_dims: str) -> float:
     """FLOPs of a matrix product; `contracted_dims` is a pattern of the contracted dimensions of its left operand."""
-    contracted = re.findall(r"\d+", product.stated(contracted_dims))
+    contracted = _numbers(product.stated(contracted_dims))
     lhs = computation[product.operands[0]].arrays[0].shape
-    return 2.0 * math.prod(product.arrays[0].shape) * math.prod(lhs[int(i)] for i in contracted)
+    return 2.0 * math.prod(product.arrays[0].shape) * math.prod(lhs[i] for i in contracted)
 
 
 def _attention_flops(computation: dict[str, Instruction], call: Instruction) -> float:
     """Return the FLOPs of a call of cuDNN's attention: two products forward or five backward; under a causal mask, half
     of each product."""
-    (B, T, H, d), (_, S, _, _) = (computation[name].arrays[0].shape for name in call.operands[:2])
+    (B, T, H, d), (_, S, _, _) = _operand_shapes(computation, call)
     products = 5 if cudnn_calls.BACKWARD in call.text else 2
     seen = 0.5 if re.search(r'"mask_type":\s*"CAUSAL"', call.text) else 1.0
     return 2.0 * products * B * H * T * S * d * seen
@@ -265,16 +301,22 @@ WINDOW = {"stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 def _convolution_flops(computation: dict[str, Instruction], convolution: Instruction) -> float:
     """FLOPs of a convolution. The TPU compiler writes every matmul as a convolution, with batch dimensions as dilated
     or padded windows. So this counts the pairs of an output and a kernel position that meet an element of the input."""
-    labels = re.split("_|->", convolution.stated(r"dim_labels=(\w+_\w+->\w+)"))
-    lhs, rhs = (computation[name].arrays[0].shape for name in convolution.operands[:2])
-    out = convolution.arrays[0].shape
-    lhs_size, rhs_size, out_size = (dict(zip(*pair, strict=True)) for pair in zip(labels, (lhs, rhs, out), strict=True))
+    lhs_dims, rhs_dims, out_dims = re.split("_|->", convolution.stated(r"dim_labels=(\w+_\w+->\w+)"))
+    lhs, rhs = _operand_shapes(computation, convolution)
+    lhs_size = dict(zip(lhs_dims, lhs, strict=True))
+    rhs_size = dict(zip(rhs_dims, rhs, strict=True))
+    out_size = dict(zip(out_dims, convolution.arrays[0].shape, strict=True))
     window = dict(re.findall(r"(\w+)=([\w\-]+)", convolution.search(r"window=\{([^}]*)\}") or ""))
     pairs = 1.0
-    for i, dim in enumerate(sorted(x for x in out_size if x.isdigit())):
-        stride, padding, lhs_dilate, rhs_dilate = (
-            int(window[key].split("x")[i].split("_")[0]) if key in window else usual for key, usual in WINDOW.items()
-        )
+    for i, dim in enumerate(sorted(filter(str.isdigit, out_size))):
+        stride, padding, lhs_dilate, rhs_dilate = (_of_window(window, key, i) for key in WINDOW)
         place = np.arange(out_size[dim])[:, None] * stride - padding + np.arange(rhs_size[dim]) * rhs_dilate
         pairs *= ((place >= 0) & (place % lhs_dilate == 0) & (place < lhs_size[dim] * lhs_dilate)).sum()
     return 2.0 * float(pairs) * out_size["b"] * out_size["f"] * rhs_size["i"]
+
+
+def _of_window(window: dict[str, str], key: str, dim: int) -> int:
+    """Return what a window states for a dimension, such as the second stride of 1x2, or else the usual value."""
+    if key not in window:
+        return WINDOW[key]
+    return int(window[key].split("x")[dim].split("_")[0])

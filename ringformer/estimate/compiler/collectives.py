@@ -49,8 +49,10 @@ class Group(NamedTuple):
 
 def purpose(t: Transfer) -> str:
     """Return the purpose of a collective, one of `PURPOSES`."""
-    if t.kind in (TO_HOST, FROM_HOST):
-        return "offloaded, to the host" if t.kind == TO_HOST else "offloaded, from the host"
+    if t.kind == TO_HOST:
+        return "offloaded, to the host"
+    if t.kind == FROM_HOST:
+        return "offloaded, from the host"
     if t.kind == "collective-permute":
         return "ring, inside its loops" if t.in_ring_loop else "ring, at their ends"
     if GATHERED in t.op_name:
@@ -79,18 +81,26 @@ def grouped(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purp
     members: dict[tuple[str, str], list[Transfer]] = defaultdict(list)
     for t in transfers:
         members[purpose(t), t.kind].append(t)
-    groups = [
-        Group(
-            *key,
-            sum(t.count for t in members[key]),
-            sum(t.count for t in members[key] if not t.asynchronous),
-            sum(t.all_bytes for t in members[key] if t.hidden),
-            sum(t.all_bytes for t in members[key] if not t.hidden),
-            max(members[key], key=lambda t: (t.bytes, t.seconds)),
-        )
-        for key in members
-    ]
+    groups = [_group(*key, together) for key, together in members.items()]
     return sorted(groups, key=lambda g: (PURPOSES.index(g.purpose), -g.hidden_bytes - g.exposed_bytes))
+
+
+def _group(purpose: str, kind: str, transfers: list[Transfer]) -> Group:
+    """Sum up the transfers of one purpose and kind."""
+    executions: float = 0
+    synchronous: float = 0
+    hidden: float = 0
+    exposed: float = 0
+    for t in transfers:
+        executions += t.count
+        if not t.asynchronous:
+            synchronous += t.count
+        if t.hidden:
+            hidden += t.all_bytes
+        else:
+            exposed += t.all_bytes
+    longest = max(transfers, key=lambda t: (t.bytes, t.seconds))
+    return Group(purpose, kind, executions, synchronous, hidden, exposed, longest)
 
 
 def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[str]:
@@ -106,7 +116,9 @@ def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], s
             f"{g.purpose:26}{g.kind:20}{g.executions:>10,.0f}{g.synchronous:>13,.0f}{g.hidden_bytes / GiB:>12,.2f}"
             f"{g.exposed_bytes / GiB:>13,.2f}  {single}"
         )
-    return lines if len(lines) > 1 else []
+    if len(lines) == 1:
+        return []
+    return lines
 
 
 def group_json(g: Group) -> dict[str, Any]:

@@ -82,8 +82,9 @@ def compile_apart(
         raise CompilerFailure(f"{program}: {reason}")
     begin = time.perf_counter()
     read_code = generate_code and program == TRAIN_STEP and workload.target.chip.kind == "tpu"
+    dumps = None if generate_code else workload.target.chip.kind
     with at_work((workload, program, generate_code), read_code=read_code) as (process, folder):
-        answer = wait_for_schedule(process, folder, None if generate_code else workload.target.chip.kind)
+        answer = wait_for_schedule(process, folder, dumps)
         if answer is None:
             raise CompilerFailure(_death(program, process.returncode, (folder / "log").read_text(errors="replace")))
         if isinstance(answer, Exception):
@@ -103,8 +104,10 @@ def at_work(call: tuple[Any, ...], *, read_code: bool) -> Iterator[tuple[subproc
     with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "call").write_bytes(pickle.dumps(call))
+        flags = ""
         if read_code:
             (folder / MACHINE_CODE).mkdir()
+            flags = dump_flags(folder / MACHINE_CODE)
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ringformer.estimate.compiler.process", name, str(os.getpid())],
@@ -112,7 +115,7 @@ def at_work(call: tuple[Any, ...], *, read_code: bool) -> Iterator[tuple[subproc
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
-                env=child_environment(dump_flags(folder / MACHINE_CODE) if read_code else ""),
+                env=child_environment(flags),
             )
         try:
             yield process, folder
@@ -141,17 +144,22 @@ def wait_for_schedule(
             return compiled
         if ended:
             answer = folder / "answer"
-            return pickle.loads(answer.read_bytes()) if answer.exists() else None
+            if not answer.exists():
+                return None
+            return pickle.loads(answer.read_bytes())
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.1)
 
 
 def _death(program: str, returncode: int, log: str) -> str:
     """Describe in one line how a compiler died, its last message, and what to try."""
-    how = f"exit code {returncode}" if returncode >= 0 else signal.Signals(-returncode).name
+    how = f"exit code {returncode}"
+    hint = ""
+    if returncode < 0:
+        how = signal.Signals(-returncode).name
+        hint = "; try other head_groups or remat_group, more devices on sp, or half the sequence"
     checks = re.findall(r"^F\d{4} [\d:.]+ +\d+ (.+)$", log, re.MULTILINE)  # fatal errors in the C++ log
     last = (checks[:1] or log.strip().splitlines()[-1:] or ["it printed nothing"])[0].strip()
-    hint = "; try other head_groups or remat_group, more devices on sp, or half the sequence" if returncode < 0 else ""
     return f"{program}: the compiler died ({how}): {last[:300]}{hint}"
 
 
@@ -205,7 +213,7 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
         generated_code=True,
         code_bytes=memory.generated_code_size_in_bytes or None,  # GPU compilers report 0
         peak_buffers=read_peak_buffers(dump),
-        cycles=_cycles(text, folder / MACHINE_CODE) if (folder / MACHINE_CODE).exists() else None,
+        cycles=_cycles(text, folder / MACHINE_CODE),
     )
 
 
@@ -217,12 +225,14 @@ def _lower(workload: Workload, program: str) -> LoweredProgram:
     return lower_program(workload, program)
 
 
-def _cycles(text: str, code: Path) -> dict[str, float]:
-    """Read the cycles of a program's instructions, by key. The compiler writes the machine code of equal instructions
-    only once."""
+def _cycles(text: str, code: Path) -> dict[str, float] | None:
+    """Read the cycles of a program's instructions, by key; None if there is no folder of machine code. The compiler
+    writes the machine code of equal instructions only once."""
+    if not code.exists():
+        return None
     by_name = read_kernels(code)
-    kernels = KernelKeys(Program.parse(text)).kernels()
-    return {key: by_name[instruction.name] for _, instruction, key in kernels if instruction.name in by_name}
+    names = KernelKeys(Program.parse(text)).named(by_name)
+    return {key: by_name[name] for key, name in names.items()}
 
 
 def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:

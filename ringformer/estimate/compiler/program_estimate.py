@@ -98,7 +98,9 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
     memory = compiled.memory
     own = memory.arguments + memory.outputs + memory.temporaries
     more = around.alive_bytes + (compiled.code_bytes or 0)
-    has_schedule = around.program in (TRAIN_STEP, EVALUATION, *INFERENCE)
+    schedule = None
+    if around.program in (TRAIN_STEP, EVALUATION, *INFERENCE):
+        schedule = read_schedule(compiled.program, around.rates, compiled.cycles)
     return Estimate(
         fits=own + more <= target.budget or (target.chip.kind == "tpu" and not more),
         peak_bytes=own + more,
@@ -106,7 +108,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         host_bytes=memory.host,
         argument_bytes=memory.arguments,
         temp_bytes=memory.temporaries,
-        schedule=read_schedule(compiled.program, around.rates, compiled.cycles) if has_schedule else None,
+        schedule=schedule,
         generated_code=compiled.generated_code,
         untried_kernels=not compiled.generated_code and _KERNEL.search(compiled.program) is not None,
         code_bytes=compiled.code_bytes,

@@ -77,7 +77,8 @@ def _neighbours(q: int, k: int) -> list[tuple[int, int]]:
 
 
 def _judge(generation: str, pair: Pair, best: float, count: Count) -> Candidate:
-    forward, backward = (ideal_cycles(generation, kind, pair.head_dim) for kind in TIMES)
+    forward = ideal_cycles(generation, "forward", pair.head_dim)
+    backward = ideal_cycles(generation, "backward", pair.head_dim)
     ideal = forward + backward
     cycles = TIMES["forward"] * stretch_cycles("forward", pair, count(generation, "forward", pair), generation)
     if ideal / (cycles + backward) <= best:
@@ -90,19 +91,22 @@ def best_of(candidates: list[Candidate]) -> Candidate:
     """Return the candidate with the largest share of the ideal. Raises ValueError if no candidate has a share."""
     judged = [candidate for candidate in candidates if candidate.share_of_ideal is not None]
     if not judged:
-        raise ValueError(f"no candidate fits: {'; '.join(f'{c.q_chunk} x {c.k_chunk}: {c.why}' for c in candidates)}")
+        reasons = [f"{c.q_chunk} x {c.k_chunk}: {c.why}" for c in candidates]
+        raise ValueError(f"no candidate fits: {'; '.join(reasons)}")
     return max(judged, key=lambda candidate: candidate.share_of_ideal or 0.0)
 
 
 def stretch_cycles(kind: Kind, pair: Pair, uses: dict[str, SlotUse], generation: str) -> float:
     """Cycles of a kernel over a causal stretch. Each part takes the longer of its cycles and the transfer of its HBM
     bytes. In the forward, a visit is to a chunk of queries; in the backward, to a chunk of keys."""
-    q, k = (cut_axis(STRETCH, 1, chunk) for chunk in (pair.q_chunk, pair.k_chunk))
-    whole, masked = (len(pairs.q) for pairs in visible_pairs("contiguous", "own", True, q, k))
-    visits = len((q if kind == "forward" else k).start)
+    q = cut_axis(STRETCH, 1, pair.q_chunk)
+    k = cut_axis(STRETCH, 1, pair.k_chunk)
+    whole, masked = visible_pairs("contiguous", "own", True, q, k)
+    visited = q if kind == "forward" else k
     rate = hbm_bytes_per_cycle(generation)
     cycles = {part: max(use.cycles, use.hbm_bytes / rate) for part, use in uses.items()}
-    return whole * cycles["whole"] + masked * cycles["masked"] + visits * cycles["visit"]
+    steps = len(whole.q) * cycles["whole"] + len(masked.q) * cycles["masked"]
+    return steps + len(visited.start) * cycles["visit"]
 
 
 def ideal_cycles(generation: str, kind: Kind, head_dim: int) -> float:

@@ -58,17 +58,24 @@ def with_machine_code(
     if any(wanted[key] for key in missing):  # not if only copies and sums are missing: their bytes suffice
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
         try:
-            generated = generate_cycles(workload, {key: wanted[key] for key in missing}, part)
+            lacking = {key: wanted[key] for key in missing}
+            generated = generate_cycles(workload, lacking, part)
             cycles = cache.add({key: generated.get(key) for key in missing})
         except NoMachineCode:
             raise
         except CompilerFailure as failure:
             log(f"{failure}; the seconds are not based on machine code")
-    counted = {key: count for key in wanted if (count := cycles.get(key)) is not None}
+    counted = {}
+    for key in wanted:
+        count = cycles.get(key)
+        if count is not None:
+            counted[key] = count
     estimate = with_tried_kernels(workload, estimate)
     assert estimate.schedule is not None, "as above"
     schedule = read_schedule(estimate.text, estimate.schedule.rates, counted)
-    return replace(estimate, by_parts=schedule) if estimate.own_machine_code else replace(estimate, schedule=schedule)
+    if estimate.own_machine_code:
+        return replace(estimate, by_parts=schedule)
+    return replace(estimate, schedule=schedule)
 
 
 def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
@@ -85,11 +92,11 @@ def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
 def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda _: True) -> dict[str, bool]:
     """Return the keys of a program's instructions that have machine code; each value is True if the instruction
     computes matrix products."""
-    return {
-        key: program.instruction_flops(name, instruction) > 0
-        for name, instruction, key in KernelKeys(program).kernels()
-        if among(instruction)
-    }
+    keys = {}
+    for name, instruction, key in KernelKeys(program).kernels():
+        if among(instruction):
+            keys[key] = program.instruction_flops(name, instruction) > 0
+    return keys
 
 
 def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = ATTENTION) -> dict[str, float]:
@@ -129,8 +136,12 @@ def _read_as_written(
     while cycles.keys() != set(keys.values()):
         ended = process.poll() is not None
         for name, path in dumped_kernels(folder).items():
-            if name in keys and keys[name] not in cycles and (count := read_cycles(path.read_text(), grid_of(name))):
-                cycles[keys[name]], last = count, time.monotonic()
+            if name not in keys or keys[name] in cycles:
+                continue
+            count = read_cycles(path.read_text(), grid_of(name))
+            if count:
+                cycles[keys[name]] = count
+                last = time.monotonic()
         idle = time.monotonic() - last > IDLE_SECONDS
         if ended or (idle and products <= cycles.keys()):
             break

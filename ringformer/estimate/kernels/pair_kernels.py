@@ -112,7 +112,10 @@ def dumped(command: list[str]) -> Iterator[tuple[Path, str]]:
         )
         if done.returncode:
             errors = re.findall(r"^\S*Error: .*$", done.stderr, re.MULTILINE) or ["it printed no error"]
-            raise (TooLarge if _NO_VMEM.search(done.stderr) else CompilerFailure)(errors[-1][:300])
+            message = errors[-1][:300]
+            if _NO_VMEM.search(done.stderr):
+                raise TooLarge(message)
+            raise CompilerFailure(message)
         yield Path(name), done.stdout
 
 
@@ -124,7 +127,7 @@ beginning and end of a visit."""
 def count_kernel(generation: str, kind: Kind, pair: Pair) -> dict[str, SlotUse]:
     """Compile a kernel and count its `PARTS`. Raises TooLarge, CompilerFailure and MissingCompiler."""
     find_target(TARGETS[generation]).require_compiler()
-    numbers = [str(number) for number in astuple(pair)]
+    numbers = map(str, astuple(pair))
     with dumped(["-m", "ringformer.estimate.kernels.pair_kernels", generation, kind, *numbers]) as (folder, _):
         (name,) = (name for name in dumped_kernels(folder) if f"flash_{kind}" in name)
         return {part: read_slot_use(folder, name, generation, grid) for part, grid in PARTS.items()}

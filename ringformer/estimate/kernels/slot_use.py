@@ -70,7 +70,8 @@ def detailed_dump_flags(folder: Path) -> str:
 def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = None) -> SlotUse:
     """Read the slot use of an instruction's kernel from a finished dump made with `detailed_dump_flags`; with `grid`,
     count only the steps of that grid. Raises ValueError if the dump lacks the kernel or its slots."""
-    text, slots = (_only(folder, f"*-{name}-*-{what}.txt").read_text() for what in (DUMP, _SLOTS))
+    text = _only(folder, f"*-{name}-*-{DUMP}.txt").read_text()
+    slots = _only(folder, f"*-{name}-*-{_SLOTS}.txt").read_text()
     runs = Code.read(text).runs(grid)
     capacity, used = _read_slots(slots)
     if any(len(column) != len(runs) for column in used.values()):
@@ -98,7 +99,7 @@ def _read_slots(text: str) -> tuple[dict[str, int], dict[str, Float[np.ndarray, 
     names, capacities, then one bundle per line."""
     names, capacity, _, *bundles = text.partition("\n")[2].splitlines()
     units = names.split(", ")
-    columns = np.array([line.split() for line in bundles], float).T
+    columns = np.array(list(map(str.split, bundles)), float).T
     return dict(zip(units, map(int, capacity.split()), strict=True)), dict(zip(units, columns, strict=True))
 
 
@@ -133,8 +134,13 @@ def one_after_the_other(uses: Iterable[SlotUse]) -> SlotUse:
 def times(use: SlotUse, count: float) -> SlotUse:
     """Multiply a use by a count, which may be a fraction."""
     busy = {unit: cycles * count for unit, cycles in use.busy.items()}
-    scaled = {name: getattr(use, name) * count for name in ("cycles", "fills", "spills", "hbm_bytes")}
-    return use._replace(busy=busy, **scaled)
+    return use._replace(
+        cycles=use.cycles * count,
+        busy=busy,
+        fills=use.fills * count,
+        spills=use.spills * count,
+        hbm_bytes=use.hbm_bytes * count,
+    )
 
 
 @dataclass(frozen=True)
@@ -154,15 +160,14 @@ class ProgramSlots:
     def _names(self) -> dict[str, str]:
         """Names of the instructions whose machine code was dumped, by key; the compiler dumps equal instructions only
         once."""
-        dump = dumped_kernels(self.folder)
-        return {key: i.name for _, i, key in self._keys.kernels() if i.name in dump}
+        return self._keys.named(dumped_kernels(self.folder))
 
     def of_computation(self, name: str) -> SlotUse:
         """Return the use of one run of a computation and everything that it calls; a conditional counts as its longest
         branch."""
         if name not in self._uses:
-            here = self.program.computations[name].values()
-            self._uses[name] = one_after_the_other(self.of_instruction(name, i) for i in here)
+            uses = [self.of_instruction(name, i) for i in self.program.computations[name].values()]
+            self._uses[name] = one_after_the_other(uses)
         return self._uses[name]
 
     def of_instruction(self, computation: str, instruction: Instruction) -> SlotUse:

@@ -8,7 +8,7 @@ the same rule. So the cycles of an instruction can be read from any other progra
 import base64
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from ringformer.estimate.compiled.program_text import Instruction, Program
@@ -32,6 +32,14 @@ class KernelKeys:
         for name, instruction, _ in self.program.executed_instructions:
             if instruction.opcode in KERNEL_OPCODES:
                 yield name, instruction, self.key(name, instruction)
+
+    def named(self, names: Container[str]) -> dict[str, str]:
+        """Return those of these names whose instructions have machine code of their own, by key."""
+        by_key = {}
+        for _, instruction, key in self.kernels():
+            if instruction.name in names:
+                by_key[key] = instruction.name
+        return by_key
 
     def key(self, computation: str, instruction: Instruction) -> str:
         """Return a hash of everything that determines the machine code of an instruction of this computation."""
