@@ -47,8 +47,8 @@ def estimate_inference(args: argparse.Namespace) -> int:
     target.require_compiler()
     model = named_model(name, **given(args, MODEL_FLAGS))
     shape = args.mesh_dim or "1,1,1,-1", args.seq_len or 0, args.batch_size or 1
-    options = {"prefill_chunk": args.prefill_chunk} | given(args, ("cache_dtype",))
-    workload = InferenceWorkload(model, target, *shape, name=name, **options)
+    cache = {"prefill_chunk": args.prefill_chunk} | given(args, ("cache_dtype",))
+    workload = InferenceWorkload(model, target, *shape, name=name, **cache)
     reasons: list[str] = []
     open_ = {"mesh": args.mesh_dim is None, "chunk": args.prefill_chunk is None}
     try:
@@ -56,10 +56,15 @@ def estimate_inference(args: argparse.Namespace) -> int:
         if args.seq_len is None:
             accepted, reasons = longest(workload, **open_, log=log)
             if accepted is None:
-                print("\n".join(["no context fits:", *(f"  {reason}" for reason in reasons)]))
+                print("no context fits:")
+                for reason in reasons:
+                    print(f"  {reason}")
                 return DOES_NOT_FIT
         else:
-            accepted = first_accepted(likely(workload, **open_)[: None if program == PREFILL else 1], program, log)
+            options = likely(workload, **open_)
+            if program != PREFILL:
+                options = options[:1]
+            accepted = first_accepted(options, program, log)
         workload, estimates = accepted = _with_seconds(accepted, program, args.quick)
     except CompilerFailure as failure:
         print(f"ringformer estimate: {name}: {failure.meaning}{failure}", file=sys.stderr)
@@ -72,16 +77,20 @@ def estimate_inference(args: argparse.Namespace) -> int:
         if args.seq_len is None:
             fits = fitting(any(e.untried_kernels for e in estimates.values())).lower()
             print(f"the longest context that {fits}: {workload.seq_len:,} tokens, for prefill, decoding and loading")
-            print("\n".join(f"  not {reason}" for reason in reasons))
+            for reason in reasons:
+                print(f"  not {reason}")
         head = f"{title(name, workload)}, kernel {workload.model.kernel}"
         print(inference_text(head, workload, program, estimates))
-    return DOES_NOT_FIT if args.require_fit and not accepted.fits else 0
+    if args.require_fit and not accepted.fits:
+        return DOES_NOT_FIT
+    return 0
 
 
 def _with_seconds(accepted: Accepted, program: str, quick: bool) -> Accepted:
     """Add the estimate of the loading, and those that the seconds of `program` depend on."""
     chunked = program == PREFILL and accepted.workload.chunks > 1
-    workload, estimates = accepted = completed(accepted, (FIRST_CHUNK, LOADING) if chunked else (LOADING,), log)
+    others = (FIRST_CHUNK, LOADING) if chunked else (LOADING,)
+    workload, estimates = accepted = completed(accepted, others, log)
     if program == PREFILL and not quick:
         for name in estimates.keys() & {PREFILL, FIRST_CHUNK}:
             estimates[name] = with_machine_code(workload, estimates[name], log, name)

@@ -27,16 +27,17 @@ def prefill_time(workload: InferenceWorkload, estimates: dict[str, Estimate]) ->
         return None
     slots = [workload.attended_slots(i) for i in range(workload.chunks)]
     later = sum(slots) / slots[-1] if slots[-1] else 0.0
-    compute, exposed = (
-        workload.chunks * a + (b - a) * later for a, b in ((first.compute, last.compute), (first.exposed, last.exposed))
-    )
+    compute = workload.chunks * first.compute + (last.compute - first.compute) * later
+    exposed = workload.chunks * first.exposed + (last.exposed - first.exposed) * later
     return StepTime(compute, exposed, workload.step_tokens)
 
 
-def _first_and_last(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> list[StepTime | None]:
+def _first_and_last(
+    workload: InferenceWorkload, estimates: dict[str, Estimate]
+) -> tuple[StepTime | None, StepTime | None]:
     """Return the times of the first and the last chunk of a prefill."""
-    names = PREFILL if workload.chunks == 1 else FIRST_CHUNK, PREFILL
-    return [_step(workload, estimates.get(name)) for name in names]
+    first = PREFILL if workload.chunks == 1 else FIRST_CHUNK
+    return _step(workload, estimates.get(first)), _step(workload, estimates.get(PREFILL))
 
 
 def inference_json(workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> dict[str, Any]:
@@ -72,11 +73,14 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
     lines = heading(title, workload, e)
     held = f"weights {weight_bytes(workload) / GiB:.2f} GiB, cache {cache_bytes(workload) / GiB:.2f} GiB"
     if s is None or time is None or e.temp_bytes is None:
-        parts = prefill_memory(workload) if program == PREFILL else {}
-        advice = "memory by the closed form; smaller chunks (--prefill_chunk) need less:"
-        return "\n".join([*lines, f"  by count: {held}", *(memory_parts(advice, parts) if parts else [])])
+        lines.append(f"  by count: {held}")
+        if program == PREFILL:
+            advice = "memory by the closed form; smaller chunks (--prefill_chunk) need less:"
+            lines += memory_parts(advice, prefill_memory(workload))
+        return "\n".join(lines)
     details = _decode_text(workload, time) if program == DECODE else _prefill_text(workload, estimates)
-    details += [f"    {time.source}"] if time.compute else []
+    if time.compute:
+        details.append(f"    {time.source}")
     if loading := estimates.get(LOADING):
         details.append(f"  before that, the {LOADING} {loading.verdict}: {loading.peak_bytes / GiB:.2f} GiB")
     count = sum(t.count for t in s.transfers)
@@ -89,8 +93,10 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
 def _step(workload: InferenceWorkload, estimate: Estimate | None) -> StepTime | None:
     if estimate is None or estimate.schedule is None:
         return None
-    tokens = 1 if estimate.program == DECODE else workload.chunk
-    return step_time(estimate.schedule, workload.batch_size * tokens)
+    tokens = workload.batch_size
+    if estimate.program != DECODE:
+        tokens *= workload.chunk
+    return step_time(estimate.schedule, tokens)
 
 
 def _prefill_json(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> dict[str, Any]:
@@ -125,7 +131,9 @@ def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
     time, (first, last) = prefill_time(workload, estimates), _first_and_last(workload, estimates)
     if time is None or first is None or last is None:
         return []
-    several = f" in {workload.chunks:,} chunks of {workload.chunk:,} tokens" if workload.chunks > 1 else ""
+    several = ""
+    if workload.chunks > 1:
+        several = f" in {workload.chunks:,} chunks of {workload.chunk:,} tokens"
     lines = [
         f"  modelled {seconds_of(time.step)} for the whole context{several}, including {time.exposed:,.3g} s of "
         f"exposed communication; {figures(time.tokens_per_second)} tokens per second, {_mfu(workload, time):.0%} MFU"

@@ -35,7 +35,9 @@ def candidates(workload: InferenceWorkload, mesh: bool, chunk: bool) -> Iterator
     """Yield variants of a workload: with `mesh`, on every mesh of tp and sp; with `chunk`, with every power-of-two
     chunk that divides the context. Combinations that are invalid for every session are left out."""
     n = workload.target.num_devices
-    meshes = [f"1,1,{tp},{n // tp}" for tp in (1, 2, 4, 8) if n % tp == 0] if mesh else [workload.mesh_dim]
+    meshes = [workload.mesh_dim]
+    if mesh:
+        meshes = [f"1,1,{tp},{n // tp}" for tp in (1, 2, 4, 8) if n % tp == 0]
     chunks = [workload.prefill_chunk]
     if chunk:
         size = workload.seq_len // 2
@@ -67,8 +69,10 @@ def likely(workload: InferenceWorkload, *, mesh: bool, chunk: bool) -> list[Infe
             f"no mesh of {workload.target.name} can hold a context of {workload.seq_len} tokens: set --mesh_dim, or "
             "use a power of two"
         )
-    fitting = sorted((o for o in options if prefill_peak(o) <= workload.target.budget), key=prefill_seconds)
-    return list(dict.fromkeys([*_spread(fitting), min(options, key=prefill_peak)]))[:ATTEMPTS]
+    fitting = [option for option in options if prefill_peak(option) <= workload.target.budget]
+    fastest = _spread(sorted(fitting, key=prefill_seconds))
+    smallest = min(options, key=prefill_peak)
+    return list(dict.fromkeys([*fastest, smallest]))[:ATTEMPTS]
 
 
 def _spread(ranked: list[InferenceWorkload]) -> list[InferenceWorkload]:
@@ -89,11 +93,11 @@ def first_accepted(options: list[InferenceWorkload], program: str, log: Callable
     """Compile a program for one workload after another until one fits; return the workload that was compiled last.
     Raises the errors of `compile_apart`."""
     for option in options:
-        chunk = f" in chunks of {option.chunk:,}" if option.chunks > 1 and program == PREFILL else ""
-        log(
-            f"compiling the {program} for {option.target.topology}: {option.seq_len:,} tokens, mesh {option.mesh_dim}"
-            f"{chunk}"
-        )
+        size = f"{option.seq_len:,} tokens, mesh {option.mesh_dim}"
+        line = f"compiling the {program} for {option.target.topology}: {size}"
+        if option.chunks > 1 and program == PREFILL:
+            line += f" in chunks of {option.chunk:,}"
+        log(line)
         accepted = Accepted(option, {program: compile_apart(option, program)})
         if accepted.fits:
             break
@@ -144,11 +148,10 @@ def longest(
             accepted = whole(likely(sized, mesh=mesh, chunk=chunk), log)
             if accepted.fits:
                 return accepted, reasons
-            reasons += [
-                f"{length:,} tokens: the {name} needs {e.peak_bytes / GiB:.2f} of {e.budget / GiB:.2f} GiB"
-                for name, e in accepted.estimates.items()
-                if not e.fits
-            ]
+            for name, e in accepted.estimates.items():
+                if not e.fits:
+                    needed = f"{e.peak_bytes / GiB:.2f} of {e.budget / GiB:.2f} GiB"
+                    reasons.append(f"{length:,} tokens: the {name} needs {needed}")
             if LOADING in accepted.estimates:  # it does not fit, at any length
                 break
         length //= 2

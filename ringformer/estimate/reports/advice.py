@@ -21,8 +21,10 @@ def advice(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
     if not workload.has_closed_forms:
         return []
     used = mfu(workload, time)["causal"]
-    lines = [f"MFU is {used:.0%}: {cure}" for cure in _cures(workload, time)] if used < SLOW else []
-    return [*lines, *_rematerialisation(workload, estimate)]
+    lines = []
+    if used < SLOW:
+        lines = [f"MFU is {used:.0%}: {cure}" for cure in _cures(workload, time)]
+    return lines + _rematerialisation(workload, estimate)
 
 
 def _cures(workload: Workload, time: StepTime) -> list[str]:
@@ -39,20 +41,27 @@ def _cures(workload: Workload, time: StepTime) -> list[str]:
     if time.exposed > EXPOSED * time.step:
         sp = workload.mesh_shape[3]
         tokens = workload.ring_tokens
-        smaller = f"use {_way(workload)}a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
-        more = "train longer sequences or more of them per step, or use a smaller tp"
+        cure = "train longer sequences or more of them per step, or use a smaller tp"
+        if sp > 1:
+            cure = f"use {_way(workload)}a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
         return [
             f"{time.exposed / time.step:.0%} of the step is exposed communication, with {tokens:,} tokens per rank: "
-            f"{smaller if sp > 1 else more}"
+            f"{cure}"
         ]
     return ["train longer sequences or more of them per step, so that weights are read less often per token"]
 
 
 def _way(workload: Workload) -> str:
     """Return settings with which attention waits less for its keys, and "or"; empty if the workload has the fastest."""
-    best = next((x.model for x in promising(workload)), workload.model)
-    names = [name for name in ("ulysses", "ring") if getattr(best, name) != getattr(workload.model, name)]
-    return "".join(f"{name}={getattr(best, name)} " for name in names) + "or " * bool(names)
+    ways = promising(workload)
+    if not ways:
+        return ""
+    best = ways[0].model
+    words = ""
+    for name in ("ulysses", "ring"):
+        if getattr(best, name) != getattr(workload.model, name):
+            words += f"{name}={getattr(best, name)} "
+    return words and f"{words}or "
 
 
 def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
@@ -70,8 +79,11 @@ def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
         host = host_bytes(faster)
         if peak <= target.budget and host + state_bytes(faster) <= target.chip.host_bytes:
             ratio = computation_seconds(faster) / computation_seconds(workload)
-            settings = "remat=attention" + (" with offload" if offload and not model.offload else "")
-            settings += f" and head_groups={groups}" if groups != model.head_groups else ""
+            settings = "remat=attention"
+            if offload and not model.offload:
+                settings += " with offload"
+            if groups != model.head_groups:
+                settings += f" and head_groups={groups}"
             held = f", {host / GiB:.1f} GiB of host memory" if offload else ""
             return [f"{settings} should fit ({peak / GiB:.1f} GiB{held}) and take {ratio:.0%} of the computation"]
     return []

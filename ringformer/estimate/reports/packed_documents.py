@@ -70,9 +70,10 @@ def seconds_of_documents(
             of_xla = float(np.minimum(within, work.by_hop.sum(axis=1)).mean())
             step_seconds += of_xla * (by_xla - step.attention / one.sum())
         hops = ranks // rings - 1
-        for link, cover in step.links if hops else ():
-            waits = np.maximum(0.0, link - cover * pairs[:, :hops])
-            step_seconds += float(waits.sum(axis=1).mean())
+        if hops:
+            for link, cover in step.links:
+                waits = np.maximum(0.0, link - cover * pairs[:, :hops])
+                step_seconds += float(waits.sum(axis=1).mean())
         seconds += share * step_seconds
     return seconds
 
@@ -122,7 +123,8 @@ def _compiled(schedule: Schedule, one: Float64[np.ndarray, " hops"]) -> _Step:
     links = []
     for together in loops.values():  # in a hop: each queues behind the others, and the same pairs cover all
         count = max(t.count for t in together) / (len(one) - 1)
-        seconds, cover = (max(getattr(t, name) for t in together) for name in ("seconds", "cover"))
+        seconds = max(t.seconds for t in together)
+        cover = max(t.cover for t in together)
         links.append((count * seconds, count * cover / float(one[1:].mean() / one.sum())))
     return _Step(sum(of_purpose.values()) - attention + exposed, attention, links)
 
@@ -142,10 +144,14 @@ def documents_json(workload: Workload, estimate: Estimate | None) -> dict[str, A
     ):
         return None
     folders = parse_mixture(data.mixture) if data.mixture else [(data.store, 1)]
-    if not all((Path(path) / "train" / "store.json").is_file() for path, _ in folders):
-        return None
+    stores = []
+    for path, share in folders:
+        folder = Path(path) / "train"
+        if not (folder / "store.json").is_file():
+            return None
+        stores.append((TokenStore(folder), share))
     loader = Loader(
-        [(TokenStore(Path(path) / "train"), share) for path, share in folders],
+        stores,
         batch_size=workload.batch_size,
         seq_len=workload.seq_len,
         seed=workload.seed,
@@ -212,7 +218,8 @@ def ways_to_pack(workload: Workload, store: str) -> list[Packed]:
     own = workload.model.q_chunk or default_chunk(workload.ring_tokens)
     chunks: tuple[int, ...] = (own,)
     if workload.model.kernel == "pallas":
-        chunks = own, *(chunk for chunk in CHUNKS if chunk < own)
+        smaller = [chunk for chunk in CHUNKS if chunk < own]
+        chunks = own, *smaller
     at_once = workload.sequences_at_once
     gathered = workload.model.ring == "gathered"
     for way in balances(lengths, workload.seq_len, workload.ring_size, chunks, at_once, gathered):

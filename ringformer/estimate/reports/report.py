@@ -13,7 +13,7 @@ from ringformer.estimate.closed_forms.training import (
     state_bytes,
     step_time,
 )
-from ringformer.estimate.compiled.peak_buffers import PeakBuffers
+from ringformer.estimate.compiled.peak_buffers import Buffer, PeakBuffers
 from ringformer.estimate.compiler.collectives import collectives_table, group_json, grouped, purpose
 from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.reports.advice import advice
@@ -47,18 +47,26 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict[str, An
     null if the compiler stopped before it reported the value, or if only a compiler can report it.
     """
     w = workload
-    llama = workload.has_closed_forms
     e = estimate or _counted(w)
     s = e.schedule
     alive = e.peak_buffers
-    hops = ring_hops(w) if estimate and llama else None
     time = modelled_time(w, e) if estimate else computation_time(w)
-    used = mfu(w, time) if time else {}
-    proposals = advice(w, estimate, time) if estimate and s and time else []
+    settings: dict[str, Any] = {}
+    hops = None
+    if workload.has_closed_forms:
+        settings = vars(w.settings) | fields(w.model, "offload", "rope_theta")
+        if estimate:
+            hops = _hops_json(w)
+    used: dict[str, float] = {}
+    proposals: list[str] = []
+    if time:
+        used = mfu(w, time)
+        if estimate and s:
+            proposals = advice(w, estimate, time)
     return {
         "closed_form": estimate is None,
         **fields(w, "mesh_dim", "seq_len", "batch_size", "accumulate", "tokens"),
-        **(vars(w.settings) | fields(w.model, "offload", "rope_theta") if llama else {}),
+        **settings,
         **fields(e, "fits", "fits_host", "hbm_bytes", "host_bytes", "generated_code", "untried_kernels"),
         **common_json(e),
         **fields(s, "hidden_permute_bytes", "hidden_exchange_bytes", "exposed_exchange_bytes"),
@@ -69,13 +77,20 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict[str, An
         "mfu_causal_model": used.get("causal"),
         "mfu_palm_model": used.get("palm"),
         "advice": proposals,
-        "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
+        "hops_model": hops,
         "alive_at_peak_bytes": alive and alive.bytes,
         "largest_buffers": alive and [b._asdict() for b in alive.largest],
         "collective_groups": s and [group_json(g) for g in grouped(s.transfers)],
         **cost_json(w, time),
         "passes": w.passes,
     }
+
+
+def _hops_json(workload: Workload) -> dict[str, Any]:
+    hops = {}
+    for name, hop in ring_hops(workload).items():
+        hops[name] = vars(hop) | {"flops_per_byte": hop.intensity}
+    return hops
 
 
 def _counted(workload: Workload) -> Estimate:
@@ -143,25 +158,37 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate, documents:
         ring += f"; head exchange: {exchanged / GiB:,.1f} GiB, {s.exposed_exchange_bytes / GiB:,.1f} GiB exposed"
     if e.max_link_hops:
         ring += f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}"
-    hops = (
-        f"  one {name} hop at peak rates: {h.compute * 1e3:,.2f} ms of computation over {h.link * 1e3:,.2f} ms of "
-        f"transfer ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs per byte"
-        for name, h in (ring_hops(workload) if workload.has_closed_forms else {}).items()
-    )
-    proposals = [f"  try: {line}" for line in advice(workload, e, time)]
-    seconds = [*seconds_text(workload, e, time, documents is not None), *proposals, *purposes_text(s)]
-    return "\n".join(lines + scheduled_text(e, s, held, [*seconds, ring, *hops]))
+    details = seconds_text(workload, e, time, documents is not None)
+    details += [f"  try: {line}" for line in advice(workload, e, time)]
+    details += [*purposes_text(s), ring, *_hops_text(workload)]
+    return "\n".join(lines + scheduled_text(e, s, held, details))
+
+
+def _hops_text(workload: Workload) -> list[str]:
+    if not workload.has_closed_forms:
+        return []
+    lines = []
+    for name, h in ring_hops(workload).items():
+        lines.append(
+            f"  one {name} hop at peak rates: {h.compute * 1e3:,.2f} ms of computation over {h.link * 1e3:,.2f} ms of "
+            f"transfer ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs per byte"
+        )
+    return lines
 
 
 def _by_documents(documents: dict[str, Any] | None) -> list[str]:
-    return [f"  {documents_text(documents)}"] if documents else []
+    if not documents:
+        return []
+    return [f"  {documents_text(documents)}"]
 
 
 def title(name: str, workload: Workload) -> str:
     """Return the title of a report on a preset or a config's file."""
     shape = f"{workload.batch_size} x {workload.seq_len:,} tokens, mesh {workload.mesh_dim}"
-    ring = [described(workload.model)] if workload.has_closed_forms else []
-    return ", ".join(filter(None, [name, shape, workload.target.name, *ring]))
+    words = [name, shape, workload.target.name]
+    if workload.has_closed_forms:
+        words.append(described(workload.model))
+    return ", ".join(filter(None, words))
 
 
 def heading(title: str, workload: Workload, e: Estimate) -> list[str]:
@@ -171,13 +198,14 @@ def heading(title: str, workload: Workload, e: Estimate) -> list[str]:
     """
     budget = workload.target.budget
     left = budget - e.peak_bytes
-    lines = [
-        title,
+    free = "free" if left >= 0 else "too much"
+    verdict = (
         f"  the {e.program} {e.verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each "
-        f"{workload.target.chip.name}; {abs(left) / GiB:.2f} GiB ({abs(left) / budget:.1%}) "
-        f"{'free' if left >= 0 else 'too much'}"
-        + (f" of the {budget / GiB:.2f} GiB that a step may use" if budget < e.hbm_bytes else ""),
-    ]
+        f"{workload.target.chip.name}; {abs(left) / GiB:.2f} GiB ({abs(left) / budget:.1%}) {free}"
+    )
+    if budget < e.hbm_bytes:
+        verdict += f" of the {budget / GiB:.2f} GiB that a step may use"
+    lines = [title, verdict]
     if e.largest:
         lines.append("  largest allocations, as the compiler lists them:")
         lines += ["    " + line for line in e.largest.splitlines()[:24]]
@@ -189,14 +217,11 @@ def scheduled_text(
 ) -> list[str]:
     """Return the lines on any scheduled program: the memory that it holds, its largest buffers, details of training or
     inference, its collectives, and how far it was compiled."""
-    return [
-        f"  {held}",
-        *_largest_buffers(e.peak_buffers),
-        *details,
-        *("  " + line for line in collectives_table(s.transfers, purpose)),
-        f"  compiled {'to machine code' if e.generated_code else 'and scheduled'} in {e.compile_seconds:.0f} s; --json "
-        "lists every collective",
-    ]
+    how = "to machine code" if e.generated_code else "and scheduled"
+    lines = [f"  {held}", *_largest_buffers(e.peak_buffers), *details]
+    lines += ["  " + line for line in collectives_table(s.transfers, purpose)]
+    lines.append(f"  compiled {how} in {e.compile_seconds:.0f} s; --json lists every collective")
+    return lines
 
 
 def _largest_buffers(alive: PeakBuffers | None) -> list[str]:
@@ -205,11 +230,19 @@ def _largest_buffers(alive: PeakBuffers | None) -> list[str]:
         return []
     lines = [f"  alive at the peak: {alive.bytes / GiB:.2f} GiB, the rest is fragmentation; the largest buffers:"]
     for b in alive.largest:
-        again = "rematerialised" if "rematted" in b.op_name else "backward" if "transpose(" in b.op_name else ""
-        words = b.source, b.op_name.rpartition("/")[2], again and f"({again})"
-        made = b.op_name if b.is_argument else " ".join(filter(None, words))
+        made = b.op_name if b.is_argument else _made_by(b)
         lines.append(f"    {b.bytes / 2**20:>10,.1f} MiB  {b.type:28} {made or b.instruction}")
     return lines
+
+
+def _made_by(b: Buffer) -> str:
+    """Return the place, the primitive and the pass that made a buffer, as far as they are stated."""
+    words = [b.source, b.op_name.rpartition("/")[2]]
+    if "rematted" in b.op_name:
+        words.append("(rematerialised)")
+    elif "transpose(" in b.op_name:
+        words.append("(backward)")
+    return " ".join(filter(None, words))
 
 
 def closed_form_text(title: str, workload: Workload, documents: dict[str, Any] | None) -> str:
@@ -217,18 +250,21 @@ def closed_form_text(title: str, workload: Workload, documents: dict[str, Any] |
     `documents` as in `estimate_text`."""
     e = _counted(workload)
     chip = workload.target.chip
-    step, save = ("should fit" if fits else "should not fit" for fits in (e.fits, e.fits_host))
     lines = [
         title,
-        f"  closed form, not compiled: {step}, {e.peak_bytes / GiB:.1f} of {chip.hbm_bytes / GiB:.2f} GiB",
+        f"  closed form, not compiled: {_should(e.fits)}, {e.peak_bytes / GiB:.1f} of {chip.hbm_bytes / GiB:.2f} GiB",
         *_by_documents(documents),
         *_parts(workload),
         *closed_form_seconds(workload, documents is not None),
-        f"  a save beside offloaded activations: {save}, {e.save_host_bytes / GiB:.1f} of {chip.host_bytes / GiB:.0f} "
-        "GiB of host memory per device",
+        f"  a save beside offloaded activations: {_should(e.fits_host)}, {e.save_host_bytes / GiB:.1f} of "
+        f"{chip.host_bytes / GiB:.0f} GiB of host memory per device",
         "  not checked without the compiler: evaluation, init, machine code; by count they need less than a train step",
     ]
     return "\n".join(lines)
+
+
+def _should(fit: bool) -> str:
+    return "should fit" if fit else "should not fit"
 
 
 def _parts(workload: Workload) -> list[str]:
@@ -240,5 +276,7 @@ def _parts(workload: Workload) -> list[str]:
 
 def memory_parts(title: str, parts: dict[str, float]) -> list[str]:
     """Return the title and the parts of a program's memory, one per line, largest first."""
-    ranked = sorted(parts.items(), key=lambda item: -item[1])
-    return [f"  {title}", *(f"    {size / GiB:6.2f} GiB  {name}" for name, size in ranked)]
+    lines = [f"  {title}"]
+    for name, size in sorted(parts.items(), key=lambda item: -item[1]):
+        lines.append(f"    {size / GiB:6.2f} GiB  {name}")
+    return lines

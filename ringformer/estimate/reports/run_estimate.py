@@ -42,12 +42,14 @@ class RunEstimate:
     def reasons_against(self) -> list[str]:
         """Reasons why the run does not fit, with the excess: programs that need more memory than a device has, and a
         save that needs more than a host has. Empty if the run fits."""
-        reasons = [
-            f"{p.program} needs {self.peak_bytes(p) / GiB:.2f} of {p.budget / GiB:.2f} GiB on each device, "
-            f"{(self.peak_bytes(p) - p.budget) / GiB:.2f} too much"
-            for p in self.programs
-            if not self.fits(p)
-        ]
+        reasons = []
+        for p in self.programs:
+            if not self.fits(p):
+                peak = self.peak_bytes(p)
+                reasons.append(
+                    f"{p.program} needs {peak / GiB:.2f} of {p.budget / GiB:.2f} GiB on each device, "
+                    f"{(peak - p.budget) / GiB:.2f} too much"
+                )
         if not self.step.fits_host:
             host = self.step.save_host_bytes / GiB
             usual = self.step.usual_host_bytes / GiB
@@ -105,23 +107,24 @@ def programs_json(run: RunEstimate) -> dict[str, Any]:
         "fits": not run.reasons_against,
         "reasons_against": run.reasons_against,
         "save_host_bytes": run.step.save_host_bytes,
-        "programs": [
-            {
-                "program": p.program,
-                "fits": run.fits(p),
-                "peak_bytes": run.peak_bytes(p),
-                **fields(p, "argument_bytes", "temp_bytes", "alive_bytes", "code_bytes"),
-                **fields(p, "generated_code", "untried_kernels"),
-                "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
-            }
-            for p in run.programs
-        ],
+        "programs": [_program_json(run, p) for p in run.programs],
+    }
+
+
+def _program_json(run: RunEstimate, p: Estimate) -> dict[str, Any]:
+    return {
+        "program": p.program,
+        "fits": run.fits(p),
+        "peak_bytes": run.peak_bytes(p),
+        **fields(p, "argument_bytes", "temp_bytes", "alive_bytes", "code_bytes", "generated_code", "untried_kernels"),
+        "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
     }
 
 
 def programs_text(run: RunEstimate) -> str:
     """Return the verdict on each program, the memory that saving needs, and the verdict on the run."""
-    lines = [f"  the programs of a run, {how_far(run)}:", *(f"    {_program_line(run, p)}" for p in run.programs)]
+    lines = [f"  the programs of a run, {how_far(run)}:"]
+    lines += [f"    {_program_line(run, p)}" for p in run.programs]
     lines += [f"  {save_line(run.step)}", f"  {verdict_line(run)}"]
     return "\n".join(lines)
 
@@ -137,8 +140,9 @@ def how_far(run: RunEstimate) -> str:
     """Describe how far the compiler went with the programs."""
     if not run.step.fits:
         return "not scheduled: too large"
-    generated = all(p.generated_code for p in run.programs)
-    return "compiled to machine code" if generated else "scheduled; machine code not tried"
+    if all(p.generated_code for p in run.programs):
+        return "compiled to machine code"
+    return "scheduled; machine code not tried"
 
 
 def save_line(step: Estimate) -> str:
@@ -151,8 +155,12 @@ def save_line(step: Estimate) -> str:
 
 
 def _program_line(run: RunEstimate, p: Estimate) -> str:
-    code = f", {p.code_bytes / 2**20:,.1f} MiB of code" if p.code_bytes is not None else ""
-    alive = f", {p.alive_bytes / GiB:.2f} GiB alive beside it" if p.alive_bytes >= 0.005 * GiB else ""
-    verdict = ("should fit" if p.untried_kernels else "fits") if run.fits(p) else "DOES NOT FIT"
-    peak = run.peak_bytes(p) / GiB
-    return f"{p.program:17}{verdict}, {peak:.2f} of {p.hbm_bytes / GiB:.2f} GiB{alive}{code}"
+    verdict = "DOES NOT FIT"
+    if run.fits(p):
+        verdict = "should fit" if p.untried_kernels else "fits"
+    line = f"{p.program:17}{verdict}, {run.peak_bytes(p) / GiB:.2f} of {p.hbm_bytes / GiB:.2f} GiB"
+    if p.alive_bytes >= 0.005 * GiB:
+        line += f", {p.alive_bytes / GiB:.2f} GiB alive beside it"
+    if p.code_bytes is not None:
+        line += f", {p.code_bytes / 2**20:,.1f} MiB of code"
+    return line

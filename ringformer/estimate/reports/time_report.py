@@ -21,9 +21,19 @@ _UNITS = ((86400.0, "days", 48.0 * 3600), (3600.0, "hours", 2 * 3600.0), (60.0, 
 def duration(seconds: float) -> str:
     """Format a duration with three digits in the unit that suits it: "2.51 days", "13.4 hours", "5.2 minutes", "31 s",
     "217 ms"."""
-    size, name = next(((size, name) for size, name, least in _UNITS if seconds >= least), (1e-3, "ms"))
+    size, name = _unit(seconds)
     count = seconds / size
-    return f"{count:,.0f} {name}" if count >= 1000 else f"{count:.3g} {name}"
+    if count >= 1000:
+        return f"{count:,.0f} {name}"
+    return f"{count:.3g} {name}"
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    """Return the seconds and the name of the unit that suits a duration."""
+    for size, name, least in _UNITS:
+        if seconds >= least:
+            return size, name
+    return 1e-3, "ms"
 
 
 def seconds_of(x: float) -> str:
@@ -35,14 +45,18 @@ def step_seconds(seconds: float) -> str:
     """Format the seconds of a step in a table: with a decimal, or with three digits if they are few."""
     if seconds < 0.001:
         return "<0.001"
-    return f"{seconds:,.1f}" if seconds >= 10 else f"{seconds:.3g}"
+    if seconds < 10:
+        return f"{seconds:.3g}"
+    return f"{seconds:,.1f}"
 
 
 def device_hours(hours: float) -> str:
     """Format device-hours in a table: whole ones, or with two digits if they are few."""
     if hours < 0.01:
         return "<0.01"
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+    if hours < 10:
+        return f"{hours:.2g}"
+    return f"{hours:,.0f}"
 
 
 def device_time(hours: float) -> str:
@@ -52,7 +66,9 @@ def device_time(hours: float) -> str:
 
 def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
     """Return the time of a step by its schedule; None if the compiler stopped before it had a schedule."""
-    return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
+    if estimate.schedule is None:
+        return None
+    return step_time(estimate.schedule, workload.step_tokens)
 
 
 def time_json(time: StepTime | None) -> dict[str, Any]:
@@ -75,10 +91,9 @@ def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
         return {}
     target = workload.target
     rate = time.tokens_per_second / (target.num_devices * target.chip.flops(workload.model.compute_dtype))
-    return {
-        name: rate * model_flops_per_token(workload.model, workload.seq_len, causal=causal)
-        for name, causal in (("causal", True), ("palm", False))
-    }
+    causal = model_flops_per_token(workload.model, workload.seq_len, causal=True)
+    whole = model_flops_per_token(workload.model, workload.seq_len, causal=False)
+    return {"causal": rate * causal, "palm": rate * whole}
 
 
 COSTS = ("hours_model", "days_model", "device_hours_model")
@@ -114,17 +129,17 @@ def seconds_text(workload: Workload, estimate: Estimate, time: StepTime, by_docu
             f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} without (PaLM's "
             "convention)"
         )
-    of = "with one document a sequence, " if by_documents else ""
     lines = [
-        f"  {of}modelled {seconds_of(time.step)} per step, from the batch on the devices to the updated state:",
+        f"{_modelled(time, by_documents)}, from the batch on the devices to the updated state:",
         f"    {seconds_of(time.compute)} of computation, {time.exposed:,.3g} s of communication that the schedule "
         "leaves exposed",
         f"    {time.source}",
         f"    at least {seconds_of(time.floor + time.exposed)} by bytes and FLOPs at the peak, at most "
         f"{seconds_of(time.serial + time.exposed)} if no data moves while an instruction computes",
         speed,
-        *([] if by_documents else _cost(workload, time)),
     ]
+    if not by_documents:
+        lines += _cost(workload, time)
     if estimate.by_parts:
         parts = step_time(estimate.by_parts, workload.step_tokens).step
         lines.append(
@@ -138,9 +153,18 @@ def closed_form_seconds(workload: Workload, by_documents: bool) -> list[str]:
     """Return the lines on the seconds of a step that was not compiled; `by_documents` as in `seconds_text`."""
     time = computation_time(workload)
     speed = f"{figures(time.tokens_per_second)} tokens per second"
-    of = "with one document a sequence, " if by_documents else ""
-    lines = [f"  {of}modelled {seconds_of(time.step)} per step ({time.source}), {speed}"]
-    return lines if by_documents else [*lines, *_cost(workload, time)]
+    lines = [f"{_modelled(time, by_documents)} ({time.source}), {speed}"]
+    if not by_documents:
+        lines += _cost(workload, time)
+    return lines
+
+
+def _modelled(time: StepTime, by_documents: bool) -> str:
+    """Return the first words on the seconds of a step; `by_documents` as in `seconds_text`."""
+    step = f"modelled {seconds_of(time.step)} per step"
+    if by_documents:
+        step = f"with one document a sequence, {step}"
+    return f"  {step}"
 
 
 def _cost(workload: Workload, time: StepTime) -> list[str]:
@@ -156,13 +180,13 @@ def purposes_text(schedule: Schedule) -> list[str]:
     seconds = seconds_by_purpose(schedule)
     whole = sum(seconds.values())
     digits = 3 if whole >= 0.1 else 6
-    lines = ["  seconds by purpose:"] + [
-        f"    {spent:>10,.{digits}f} s {spent / whole:>6.1%}  {name}"
-        for name, spent in seconds.items()
-        if spent > 5e-4 * whole
-    ]
+    lines = ["  seconds by purpose:"]
+    for name, spent in seconds.items():
+        if spent > 5e-4 * whole:
+            lines.append(f"    {spent:>10,.{digits}f} s {spent / whole:>6.1%}  {name}")
     if waits := schedule.host_waits:
-        named = ", ".join(f"{count:,.0f} in {name}" for name, count in sorted(waits.items(), key=lambda item: -item[1]))
+        most_first = sorted(waits.items(), key=lambda item: -item[1])
+        named = ", ".join(f"{count:,.0f} in {name}" for name, count in most_first)
         lines.append(
             f"  loops wait for the host at most {sum(waits.values()):,.0f} times, not included in the seconds above: "
             f"{named}"

@@ -70,17 +70,18 @@ def _plan(args: argparse.Namespace) -> int:
     if args.store is not None:
         open_one(args.store, ("train",))  # checked first: a plan takes minutes
     only_compilers()
-    length = 0 if args.seq_len is None else args.seq_len
-    goal = preset_workload(args.model, find_target(args.target), length, compute_dtype=args.compute_dtype)
+    goal = preset_workload(args.model, find_target(args.target), args.seq_len or 0, compute_dtype=args.compute_dtype)
     goal = replace(goal, batch_size=args.batch_size or 0)
     compiler = RunCompiler(log, generate_code=args.generate_code)
     try:
         if args.seq_len is not None:
             planned = plan(goal, compiler)
             print(plan_text(planned))
-            if args.store is not None and planned.chosen:
+            if planned.chosen is None:
+                return DOES_NOT_FIT
+            if args.store is not None:
                 print(packing_text(planned, args.store))
-            return 0 if planned.chosen else DOES_NOT_FIT
+            return 0
         planned = longest_plan(goal, compiler)
         print(f"the longest context that {how_it_fits(planned)}: {plan_text(planned)}", flush=True)
         if planned.chosen is None:

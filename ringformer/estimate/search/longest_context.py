@@ -35,8 +35,10 @@ def attempt(
         generate_code,
         prefers=lambda e: e.schedule is None or e.schedule.exposed_in_ring_loops == 0,
     )
-    others = compile_others(workload, generate_code=generate_code) if whole_run and estimate.fits else ()
-    run = RunEstimate((estimate, *others))
+    programs = [estimate]
+    if whole_run and estimate.fits:
+        programs += compile_others(workload, generate_code=generate_code)
+    run = RunEstimate(tuple(programs))
     return brief_json(workload, estimate) | programs_json(run) | {"fits": not run.reasons_against}
 
 
@@ -51,12 +53,14 @@ def brief_json(workload: Workload, estimate: Estimate) -> dict[str, Any]:
 
 def next_length(attempts: list[dict[str, Any]], first: int) -> int | None:
     """Return the next length in a search over powers of two that begins at `first`; None: the maximum is known."""
-    fitting = [a["seq_len"] for a in attempts if a["fits"]]
-    failing = [a["seq_len"] for a in attempts if not a["fits"]]
     if not attempts:
         return first
+    fitting = [a["seq_len"] for a in attempts if a["fits"]]
+    failing = [a["seq_len"] for a in attempts if not a["fits"]]
     longer = 2 * max(fitting) if fitting else min(failing) // 2
-    return None if longer in failing or longer < 1024 else longer
+    if longer in failing or longer < 1024:
+        return None
+    return longer
 
 
 def longest_start(workload: Workload) -> int:

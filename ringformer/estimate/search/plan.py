@@ -37,12 +37,16 @@ class Plan(NamedTuple):
     @property
     def estimate(self) -> Estimate | None:
         """Estimate of the train step."""
-        return self.run.step if self.run else None
+        if self.run is None:
+            return None
+        return self.run.step
 
     @property
     def step_seconds(self) -> float:
         """Modelled seconds of a step, compiled if possible; infinite if nothing was chosen."""
-        return self.chosen.timed(self.estimate).step if self.chosen else math.inf
+        if self.chosen is None:
+            return math.inf
+        return self.chosen.timed(self.estimate).step
 
 
 def plan(
@@ -70,19 +74,30 @@ def plan(
     if not ranked:
         batch = f"{goal.batch_size} " if goal.batch_size else ""
         raise ValueError(f"no mesh of {target.name} can divide {batch}sequences of {seq_len} tokens; use powers of two")
-    slow = [(c, f"a step takes about {c.time.step:,.0f} s") for c in ranked if c.time.step > max_step_seconds]
-    ranked = [c for c in ranked if c.time.step <= max_step_seconds]
-    refused = slow + [(c, c.reason_against) for c in ranked if c.reason_against]
-    likely = [c for c in ranked if not c.reason_against]
+    slow: list[tuple[Candidate, str]] = []
+    unlikely: list[tuple[Candidate, str]] = []
+    likely: list[Candidate] = []
+    for c in ranked:
+        if c.time.step > max_step_seconds:
+            slow.append((c, f"a step takes about {c.time.step:,.0f} s"))
+        elif reason := c.reason_against:
+            unlikely.append((c, reason))
+        else:
+            likely.append(c)
+    refused = slow + unlikely
     if missing := target.missing_compiler:
         compiler.log(missing)
-        return Plan(goal, likely[0] if likely else None, None, refused + _slower(likely))
+        fastest = likely[0] if likely else None
+        return Plan(goal, fastest, None, refused + _slower(likely))
     # Closed forms, even corrected ones, may be wrong about the smallest candidate, so the compiler judges it.
-    smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
+    possible = likely or [c for c, _ in unlikely if not c.impossible]
+    smallest = min(possible, key=lambda c: c.peak, default=None)
     failures: list[CompilerFailure] = []
     failed: set[Workload] = set()  # when machine code was generated, or in another program than the step
     asked = 0
-    waiting = likely or ([smallest] if smallest else [])
+    waiting = likely
+    if smallest and not likely:
+        waiting = [smallest]
     for candidate in waiting:
         if candidate is not smallest and candidate.peak * excess > target.budget:
             refused.append((candidate, f"needs about {candidate.peak * excess / GiB:.1f} GiB, after what was compiled"))
@@ -142,8 +157,12 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
 
 def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
     """Return the candidates that are slower than the first one, each with the difference."""
-    pairs = [(c, c.seconds_per_token / ranked[0].seconds_per_token - 1) for c in ranked]
-    return [(c, f"{slower:.1%} slower (modelled)") for c, slower in pairs if slower > 0]
+    slower = []
+    for c in ranked:
+        more = c.seconds_per_token / ranked[0].seconds_per_token - 1
+        if more > 0:
+            slower.append((c, f"{more:.1%} slower (modelled)"))
+    return slower
 
 
 SHORTEST = 2**12

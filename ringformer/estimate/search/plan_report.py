@@ -9,7 +9,7 @@ from ringformer.estimate.reports.packed_documents import ways_to_pack
 from ringformer.estimate.reports.run_estimate import save_line, verdict_line
 from ringformer.estimate.reports.time_report import figures, seconds_of
 from ringformer.estimate.search.plan import Plan
-from ringformer.estimate.workloads.training import described
+from ringformer.estimate.workloads.training import Workload, described
 from ringformer.hardware import GiB
 
 
@@ -18,7 +18,9 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     have = c.workload.target.chip.hbm_bytes
     time = c.timed(e)
     exposed = ""
-    need, host, how = (e.peak_bytes, e.host_bytes, "compiled") if e else (c.peak, c.host, "closed form, not compiled")
+    need, host, how = c.peak, c.host, "closed form, not compiled"
+    if e:
+        need, host, how = e.peak_bytes, e.host_bytes, "compiled"
     if e and e.schedule:
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of the ring exposed in its loops; "
     of_host = f", {host / GiB:.1f} GiB of host memory per device" if host else ""
@@ -30,9 +32,11 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
 
 def how_it_fits(planned: Plan) -> str:
     """Describe whether the plan fits, and what was not tried."""
-    if planned.run is None:
-        return "should fit by the closed form" if planned.chosen else "fits"
-    return fitting(planned.run.untried_kernels).lower()
+    if planned.run:
+        return fitting(planned.run.untried_kernels).lower()
+    if planned.chosen:
+        return "should fit by the closed form"
+    return "fits"
 
 
 WAYS = 5
@@ -64,10 +68,6 @@ def plan_text(planned: Plan) -> str:
     if planned.chosen is None:
         lines = [f"{title}: no candidate fits and is fast enough", "  use a larger slice, or half the sequence"]
     else:
-        w = planned.chosen.workload
-        m = planned.chosen.workload.model
-        chunks = f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}" if m.q_chunk else ""
-        kernel = f" --config.model.kernel=xla{chunks}" if m.kernel == "xla" else ""  # others come with auto
         programs = "  evaluation, init, saves and machine code were not checked: this needs the compiler"
         if run := planned.run:
             programs = f"  {verdict_line(run)}\n  {save_line(run.step)}"
@@ -76,21 +76,36 @@ def plan_text(planned: Plan) -> str:
             _verdict(planned.chosen, planned.estimate),
             programs,
             "  the config to use:",
-            f"    --config.seq_len={planned.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
-            f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat={m.remat} "
-            f"--config.model.head_groups={m.head_groups} --config.model.remat_group={m.remat_group} "
-            f"--config.model.offload={m.offload}{'' if m.fetch_ahead else ' --config.model.fetch_ahead=False'}",
-            f"    --config.model.layout={m.layout} --config.model.ulysses={m.ulysses} --config.model.ring={m.ring}"
-            f"{kernel}",
+            *_config_text(planned.chosen.workload),
         ]
-    lines += [
-        "  ways to compute attention, in modelled seconds of a sequence (closed form, remat=full):",
-        *(f"    {line}" for line in _ways(planned)),
-    ]
+    lines.append("  ways to compute attention, in modelled seconds of a sequence (closed form, remat=full):")
+    lines += [f"    {line}" for line in _ways(planned)]
     refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)
     lines.append(f"  rejected candidates (the fastest {min(LISTED, len(refused))} of {len(refused)}):")
     lines += [f"    {c!s:60s} {why}" for c, why in refused[:LISTED]]
     return "\n".join(lines)
+
+
+def _config_text(w: Workload) -> list[str]:
+    """Return the overrides of a config that train a workload."""
+    m = w.model
+    memory = (
+        f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat={m.remat} "
+        f"--config.model.head_groups={m.head_groups} --config.model.remat_group={m.remat_group} "
+        f"--config.model.offload={m.offload}"
+    )
+    if not m.fetch_ahead:
+        memory += " --config.model.fetch_ahead=False"
+    attention = f"    --config.model.layout={m.layout} --config.model.ulysses={m.ulysses} --config.model.ring={m.ring}"
+    if m.kernel == "xla":  # others come with auto
+        attention += " --config.model.kernel=xla"
+        if m.q_chunk:
+            attention += f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}"
+    return [
+        f"    --config.seq_len={w.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
+        memory,
+        attention,
+    ]
 
 
 def packing_text(planned: Plan, store: str) -> str:
@@ -102,18 +117,18 @@ def packing_text(planned: Plan, store: str) -> str:
     ways = ways_to_pack(workload, store)
     best = ways[0].way
     tokens = workload.step_tokens
-    chunks = f" --config.model.q_chunk={best.chunk} --config.model.k_chunk={best.chunk}"
-    chunks = chunks if workload.model.kernel == "pallas" else ""  # other kernels keep their own
-    return "\n".join(
-        [
-            f"  the documents of {store}, packed whole on rings of at most {workload.ring_size} (closed forms):",
-            *(
-                f"    layout {way.layout}, buckets {way.buckets}, chunks of {way.chunk}: {seconds_of(step)} per step, "
-                f"{figures(tokens / step)} tokens/s; attention over its ideal {way.work.product:.2f}"
-                for way, step in ways
-            ),
-            "  the config for them, besides the one above:",
-            f"    --config.model.layout={best.layout} --config.data.packing=whole "
-            f"--config.data.packed_attention=document --config.data.buckets={best.buckets}{chunks}",
-        ]
-    )
+    chunks = ""
+    if workload.model.kernel == "pallas":  # other kernels keep their own
+        chunks = f" --config.model.q_chunk={best.chunk} --config.model.k_chunk={best.chunk}"
+    lines = [f"  the documents of {store}, packed whole on rings of at most {workload.ring_size} (closed forms):"]
+    for way, step in ways:
+        lines.append(
+            f"    layout {way.layout}, buckets {way.buckets}, chunks of {way.chunk}: {seconds_of(step)} per step, "
+            f"{figures(tokens / step)} tokens/s; attention over its ideal {way.work.product:.2f}"
+        )
+    lines += [
+        "  the config for them, besides the one above:",
+        f"    --config.model.layout={best.layout} --config.data.packing=whole "
+        f"--config.data.packed_attention=document --config.data.buckets={best.buckets}{chunks}",
+    ]
+    return "\n".join(lines)
