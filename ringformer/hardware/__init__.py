@@ -102,6 +102,11 @@ _COUNTED_IN_CORES = ("v3", "v4", "v5p", "tpu7x")
 """Generations whose slices are named by their cores, two per chip; other slices are named by their chips."""
 
 
+def sides_of(shape: str) -> tuple[int, ...]:
+    """Return the sides of a shape such as "4x8"."""
+    return tuple(map(int, shape.split("x")))
+
+
 def _read_chips() -> tuple[dict[str, Chip], dict[str, dict[int, str]], dict[str, str]]:
     """Read the chips, slices and pods of `chips.toml`."""
     sheets = tomllib.loads((resources.files(__package__) / "chips.toml").read_text())
@@ -113,8 +118,7 @@ def _read_chips() -> tuple[dict[str, Chip], dict[str, dict[int, str]], dict[str,
         of_a_chip = 2 if name in _COUNTED_IN_CORES else 1
         numbered: dict[int, str] = {}
         for shape in shapes:
-            number = of_a_chip * math.prod(map(int, shape.split("x")))
-            numbered[number] = shape
+            numbered[of_a_chip * math.prod(sides_of(shape))] = shape
         slices[name] = numbered
         pods[name] = sheet.pop("pod")
         sheet["tensor_cores"] = TensorCores(**_in_base_units(sheet["tensor_cores"]))

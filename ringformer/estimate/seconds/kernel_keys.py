@@ -46,7 +46,9 @@ class KernelKeys:
         if body := instruction.search(r'"body":"([^"]+)"'):
             return hashlib.sha256(_kernel_program(body).encode()).hexdigest()[:20]
         here = self.program.computations[computation]
-        operands = [here[name].type if name in here else name for name in instruction.operands]
+        operands = []
+        for name in instruction.operands:
+            operands.append(here[name].type if name in here else name)
         attributes = _without_names(instruction, {}).partition("(")[2]
         words = [instruction.opcode, instruction.type, *operands, attributes, *map(self._text, instruction.called)]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:20]
@@ -56,7 +58,10 @@ class KernelKeys:
         if computation not in self._texts:
             instructions = self.program.computations[computation].values()
             places = {instruction.name: f"%{place}" for place, instruction in enumerate(instructions)}
-            lines = [_without_names(i, places) + "".join(map(self._text, i.called)) for i in instructions]
+            lines = []
+            for instruction in instructions:
+                called = "".join(map(self._text, instruction.called))
+                lines.append(_without_names(instruction, places) + called)
             self._texts[computation] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         return self._texts[computation]
 

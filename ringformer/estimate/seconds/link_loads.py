@@ -42,8 +42,9 @@ def network(target: Target, mesh: Mesh) -> Network:
     chip = target.chip
     devices = mesh.devices.flat
     if chip.kind == "gpu":
-        return Network(tuple((x.process_index, x.id) for x in devices), chip.link_bandwidth, chip.node_bandwidth)
-    return Network(tuple(place(x) for x in devices), chip.link_bandwidth, wraps=target.wraps)
+        places = tuple((x.process_index, x.id) for x in devices)
+        return Network(places, chip.link_bandwidth, chip.node_bandwidth)
+    return Network(tuple(map(place, devices)), chip.link_bandwidth, wraps=target.wraps)
 
 
 @lru_cache
@@ -55,7 +56,9 @@ def link_seconds(links: Network, kind: str, groups: Groups) -> Float[np.ndarray,
     share = 1.0
     if kind == "all-to-all":
         whole = groups or (tuple(range(len(links.places))),)
-        pairs = [pair for group in whole for pair in permutations(group, 2)]
+        pairs = []
+        for group in whole:
+            pairs += permutations(group, 2)
         share = 1 / len(whole[0])
     places, (source, target) = np.array(links.places), np.array(pairs, int).reshape(-1, 2).T
     if not links.node_bandwidth:
@@ -80,8 +83,11 @@ def _messages(
         ahead = target[:, dim] - low[dim] - at[:, dim]
         around = wraps and dim != core
         for way in (1, -1):
-            distance = way * ahead % side if around else way * ahead
-            share = (1 + np.sign(side - 2 * distance)) / 2 if around else np.ones(len(distance))
+            distance = way * ahead
+            share = np.ones(len(distance))
+            if around:
+                distance = distance % side
+                share = (1 + np.sign(side - 2 * distance)) / 2
             for step in range(max(distance, default=0)):
                 passing = (distance > step) & (share > 0)
                 link = at[passing]
@@ -104,14 +110,19 @@ def gather_rate(links: Network, groups: Groups) -> float:
     places = np.array(links.places)
     of_groups = [places[list(group)] for group in groups] or [places]
     if links.node_bandwidth:
-        members = [np.unique(group[:, 0], return_counts=True)[1] for group in of_groups]
-        sent = [links.node_bandwidth * float(counts.min()) for counts in members if len(counts) > 1]
-        return min([links.link_bandwidth, *sent])
+        rate = links.link_bandwidth
+        for group in of_groups:
+            _, members = np.unique(group[:, 0], return_counts=True)
+            if len(members) > 1:
+                rate = min(rate, links.node_bandwidth * float(members.min()))
+        return rate
     chips = len(np.unique(places[:, :-1], axis=0)) / len(places)
     return links.link_bandwidth * chips * min(_links_of_gather(group[:, :-1]) for group in of_groups)
 
 
 def _links_of_gather(group: Int[np.ndarray, "devices 3"]) -> float:
-    lines = [np.unique(line) for line in group.T]
-    steps = [np.ptp(line) / (len(line) - 1) for line in lines if len(line) > 1]
+    steps = []
+    for line in map(np.unique, group.T):
+        if len(line) > 1:
+            steps.append(np.ptp(line) / (len(line) - 1))
     return max(1, 2 * len(steps)) / float(max(steps, default=1))

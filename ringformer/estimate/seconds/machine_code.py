@@ -32,13 +32,21 @@ def dump_flags(folder: Path, *more: str) -> str:
 def dumped_kernels(folder: Path) -> dict[str, Path]:
     """Return the files of a dump by the names of their instructions; the compiler writes equal instructions only
     once."""
-    return {match[1]: path for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))}
+    files = {}
+    for path in folder.iterdir():
+        if match := _FILE.fullmatch(path.name):
+            files[match[1]] = path
+    return files
 
 
 def read_kernels(folder: Path) -> dict[str, float]:
     """Read the cycles of every kernel in a finished dump, by the name of its instruction."""
-    cycles = {name: read_cycles(path.read_text(), grid_of(name)) for name, path in dumped_kernels(folder).items()}
-    return {name: count for name, count in cycles.items() if count is not None}
+    cycles = {}
+    for name, path in dumped_kernels(folder).items():
+        count = read_cycles(path.read_text(), grid_of(name))
+        if count is not None:
+            cycles[name] = count
+    return cycles
 
 
 SHORT = 200
@@ -58,12 +66,16 @@ class Grid(NamedTuple):
 def grid_of(name: str) -> Grid | None:
     """Parse a kernel's grid from its name (`ops/kernels/pair_table.py`); None for other instructions."""
     match = re.search(r"flash_\w+?_(\d+)_whole_(\d+)_masked_(\d+)_visits_(\d+)_heads", name)
-    return Grid(*map(int, match.groups())) if match else None
+    if match is None:
+        return None
+    return Grid(*map(int, match.groups()))
 
 
 def read_cycles(text: str, grid: Grid | None = None) -> float | None:
     """Read the cycles of a dumped program; None if the text is incomplete."""
-    return float(Code.read(text).runs(grid).sum()) if "End region 0" in text[-2000:] else None
+    if "End region 0" not in text[-2000:]:
+        return None
+    return float(Code.read(text).runs(grid).sum())
 
 
 class Code(NamedTuple):
@@ -93,20 +105,24 @@ class Code(NamedTuple):
             if "vmatmul" in line:
                 products.append(number)
             if "loop exit test" in line:
-                tests |= {predicate: int(trips) for predicate, trips in _EXIT.findall(line)}
+                for predicate, trips in _EXIT.findall(line):
+                    tests[predicate] = int(trips)
             if "sbr.rel" in line:
                 for predicate, target in _BRANCH.findall(line):
                     if int(target) <= number:
                         loops[int(target)] = number, tests.get(predicate)
                     else:
                         skipped.append((number + 1, int(target)))
-        return Code(number + 1, loops, skipped, products, 2 if "megacore core id" in text else 1)
+        cores = 2 if "megacore core id" in text else 1
+        return Code(number + 1, loops, skipped, products, cores)
 
     def runs(self, grid: Grid | None) -> Float[np.ndarray, " bundles"]:
         """Return how often each bundle runs: the product of the trip counts of the loops around it. With a grid, these
         are the runs on the core with the most heads."""
         turns = np.ones(self.bundles)
-        steps = max(self.loops, key=lambda first: self.loops[first][0] - first) if grid and self.loops else None
+        steps = None
+        if grid:
+            steps = max(self.loops, key=lambda first: self.loops[first][0] - first, default=None)
         for first, (last, trips) in self.loops.items():
             if first != steps:
                 turns[first : last + 1] *= trips or 1
@@ -120,14 +136,27 @@ class Code(NamedTuple):
         every step. Of the other parts, long ones run in every visit; short ones, which start copies, are assumed to run
         in every step."""
         last, _ = self.loops[first]
-        within = [span for span in self.skipped if first <= span[0] and span[1] <= last + 1]
-        parts = [span for span in within if SHORT < span[1] - span[0] < 0.9 * (last - first)]
-        outermost = [a for a in parts if not any(b[0] <= a[0] and a[1] <= b[1] and a != b for b in parts)]
-        bodies = sorted(span for span in outermost if any(span[0] <= at < span[1] for at in self.products))
+        parts = []
+        for start, end in self.skipped:
+            if first <= start and end <= last + 1 and SHORT < end - start < 0.9 * (last - first):
+                parts.append((start, end))
+        outermost = [part for part in parts if not _is_inside(part, parts)]
+        bodies = sorted(filter(self._has_products, outermost))
         steps = np.zeros(self.bundles)
         steps[first : last + 1] = grid.whole + grid.masked
         for span in outermost:
             steps[slice(*span)] = grid.visits
-        for span, times in zip(bodies, (grid.whole, grid.masked), strict=len(bodies) > 1):
-            steps[slice(*span)] = times if len(bodies) > 1 else grid.whole + grid.masked
+        if len(bodies) == 1:
+            steps[slice(*bodies[0])] = grid.whole + grid.masked
+        elif bodies:
+            for span, times in zip(bodies, (grid.whole, grid.masked), strict=True):
+                steps[slice(*span)] = times
         return steps
+
+    def _has_products(self, span: tuple[int, int]) -> bool:
+        return any(span[0] <= at < span[1] for at in self.products)
+
+
+def _is_inside(span: tuple[int, int], others: list[tuple[int, int]]) -> bool:
+    """Return True if one of the others contains the span."""
+    return any(other[0] <= span[0] and span[1] <= other[1] and other != span for other in others)

@@ -44,20 +44,26 @@ def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> f
         return _asynchronous(instruction)
     if opcode == "fusion":
         return _fusion(program, instruction, operands)
-    if opcode in (*_SLICES, "dynamic-update-slice"):
-        source, moved = (operands[0], instruction) if opcode in _SLICES else (operands[1], operands[1])
-        return (_in_hbm(source.type) + _in_hbm(instruction.type)) * moved.bytes
+    if opcode in _SLICES:
+        return (_in_hbm(operands[0].type) + _in_hbm(instruction.type)) * instruction.bytes
+    if opcode == "dynamic-update-slice":
+        update = operands[1]
+        return (_in_hbm(update.type) + _in_hbm(instruction.type)) * update.bytes
     if opcode == "custom-call" and (cost := kernel_cost(instruction)):
         return cost.hbm_bytes
-    return _bytes(_without_workspace(instruction, instruction.type)) + sum(_bytes(operand.type) for operand in operands)
+    read = sum(_bytes(operand.type) for operand in operands)
+    return read + _bytes(_without_workspace(instruction, instruction.type))
 
 
 def _fusion(program: Program, fusion: Instruction, operands: list[Instruction]) -> float:
     inside = fusion.called[0]
-    sizes = [_bytes(operand.type) for operand in operands]
     parameters = program.parameters(inside)
-    read = (min(size, _read(program, inside, parameters[i], size)) for i, size in enumerate(sizes) if size)
-    return sum(read) + _written(program, inside, program.root(inside), fusion.type)
+    read = 0.0
+    for i, operand in enumerate(operands):
+        size = _bytes(operand.type)
+        if size:
+            read += min(size, _read(program, inside, parameters[i], size))
+    return read + _written(program, inside, program.root(inside), fusion.type)
 
 
 def _read(program: Program, computation: str, name: str, size: float) -> float:
@@ -65,7 +71,9 @@ def _read(program: Program, computation: str, name: str, size: float) -> float:
     here = program.computations[computation]
     total = 0.0
     for user in here.values():
-        for place in (i for i, operand in enumerate(user.operands) if operand == name):
+        for place, operand in enumerate(user.operands):
+            if operand != name:
+                continue
             if user.opcode in _SLICES and place == 0:
                 total += user.bytes
             elif (user.opcode == "dynamic-update-slice" and place == 0) or user.opcode == "tuple":
@@ -83,8 +91,10 @@ def _read(program: Program, computation: str, name: str, size: float) -> float:
 def _written(program: Program, computation: str, root: Instruction, type_: str) -> float:
     """Bytes that a fused computation writes to HBM; `type_` contains the layouts of its results."""
     here = program.computations[computation]
-    results = [here[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    sizes = [array.bytes if _in_hbm(layout) else 0 for array, layout in parse_type(type_)]
+    results = [root]
+    if root.opcode == "tuple":
+        results = [here[name] for name in root.operands]
+    sizes = [array.bytes * _in_hbm(layout) for array, layout in parse_type(type_)]
     if len(sizes) != len(results):
         return _bytes(_without_workspace(root, type_))
     return sum(_update(program, computation, result, size) for result, size in zip(results, sizes, strict=True))
@@ -106,15 +116,21 @@ def _update(program: Program, computation: str, result: Instruction, size: float
 
 def _without_workspace(call: Instruction, type_: str) -> str:
     """Remove the workspace of a matrix product of cuBLAS from the type of its results: the last, of bytes."""
-    return re.sub(r", [su]8\[\d+\]\{0\}\)$", ")", type_) if "__cublas" in call.text else type_
+    if "__cublas" not in call.text:
+        return type_
+    return re.sub(r", [su]8\[\d+\]\{0\}\)$", ")", type_)
 
 
 def _asynchronous(start: Instruction) -> float:
     """Bytes of an asynchronous copy. Half of the arrays of its tuple move; they count once for each end of the copy
     that is in HBM."""
-    arrays = [(array.bytes, _in_hbm(layout)) for array, layout in parse_type(start.type) if array.bytes > 4]
-    moved = min((size for size, _ in arrays), default=0.0)
-    return moved * min(2, sum(here for _, here in arrays))
+    sizes = []
+    in_hbm = 0
+    for array, layout in parse_type(start.type):
+        if array.bytes > 4:
+            sizes.append(array.bytes)
+            in_hbm += _in_hbm(layout)
+    return min(sizes, default=0.0) * min(2, in_hbm)
 
 
 def _bytes(type_: str) -> float:

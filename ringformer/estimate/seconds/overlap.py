@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from ringformer.estimate.compiled.program_text import COLLECTIVES, Program
 from ringformer.estimate.seconds.link_loads import QUEUED, gather_rate, link_seconds
-from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, host_waits
+from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, certain_seconds, host_waits
 from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST, Span, collectives, host_copies
 from ringformer.ops.ring_passes import LOOP
 
@@ -120,13 +120,11 @@ def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = 
     """Read the schedule from a compiled program's text; `cycles` holds cycles of machine code by `KernelKeys.key`."""
     program = Program.parse(text)
     seconds = ProgramSeconds(program, rates, cycles or {})
-    loops = {
-        body: loop.op_name
-        for instructions in program.computations.values()
-        for loop in instructions.values()
-        if loop.opcode == "while"
-        for body in loop.called
-    }
+    loops: dict[str, str] = {}
+    for instructions in program.computations.values():
+        for instruction in instructions.values():
+            if instruction.opcode == "while":
+                loops |= dict.fromkeys(instruction.called, instruction.op_name)
     transfers = []
     for name, count in program.executed.items():
         transfers += _of_computation(seconds, name, count, loops.get(name))
@@ -145,8 +143,8 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
         return []
     before = [0.0]  # seconds of computation before each instruction; branches: only certain ones
     for instruction in instructions:
-        taken = sum(s.certain for s in seconds.of_instruction(name, instruction).values())
-        before.append(before[-1] + taken)
+        taken = seconds.of_instruction(name, instruction)
+        before.append(before[-1] + certain_seconds(taken))
     waits = [0.0] * (len(instructions) + 1)  # for collectives, at each instruction
 
     def transfer(span: Span, on_its_way: float, cover: float, wait: float) -> Transfer:
@@ -157,11 +155,11 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
 
     def queued(kinds: tuple[str, ...], passed: list[float]) -> list[Transfer]:
         of_kinds = [span for span in spans if span.kind in kinds]
-        links = _share_links(of_kinds, [_busy_links(span, rates) for span in of_kinds], passed)
-        return [
-            transfer(span, on_its_way, _cover(span, passed), wait)
-            for span, (on_its_way, wait) in zip(of_kinds, links, strict=True)
-        ]
+        busy = [_busy_links(span, rates) for span in of_kinds]
+        transfers = []
+        for span, (on_its_way, wait) in zip(of_kinds, _share_links(of_kinds, busy, passed), strict=True):
+            transfers.append(transfer(span, on_its_way, _cover(span, passed), wait))
+        return transfers
 
     transfers = queued(QUEUED, before)
     for span in spans:
@@ -175,7 +173,9 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
 
 def _cover(span: Span, before: list[float]) -> float:
     """Seconds between the start and the end of a span."""
-    return 0.0 if span.end is None else before[span.end] - before[span.start + 1]
+    if span.end is None:
+        return 0.0
+    return before[span.end] - before[span.start + 1]
 
 
 def _busy_links(span: Span, rates: Rates) -> Float[np.ndarray, " links"]:
@@ -197,14 +197,17 @@ def _share_links(
     Returns:
       `(seconds, wait)` of each transfer.
     """
-    starts = [(span.start, False, i) for i, span in enumerate(spans)]
-    ends = [(span.last, True, i) for i, span in enumerate(spans)]
+    if not spans:
+        return []
+    events = []
+    for i, span in enumerate(spans):
+        events += [(span.start, False, i), (span.last, True, i)]
     waited = 0.0
-    links_are_free = np.zeros_like(busy[0]) if busy else np.zeros(0)
-    through: dict[int, float] = {}
-    seconds: dict[int, float] = {}
-    waits: dict[int, float] = {}
-    for place, is_end, i in sorted(starts + ends):
+    links_are_free = np.zeros_like(busy[0])
+    through = [0.0] * len(spans)
+    seconds = [0.0] * len(spans)
+    waits = [0.0] * len(spans)
+    for place, is_end, i in sorted(events):
         now = compute[place] + waited
         if is_end:
             waits[i] = max(0.0, through[i] - now)
@@ -214,7 +217,7 @@ def _share_links(
             links_are_free[used] = np.maximum(links_are_free[used], now) + busy[i][used]
             through[i] = float(links_are_free[used].max(initial=now))
             seconds[i] = through[i] - now
-    return [(seconds[i], waits[i]) for i in range(len(spans))]
+    return list(zip(seconds, waits, strict=True))
 
 
 def _in_ring_loop(op_name: str, loop: str | None) -> bool:

@@ -50,7 +50,7 @@ class Efficiency(NamedTuple):
     """Source of `pairs`; empty: XLA's code."""
 
     def __str__(self) -> str:
-        whose = f" ({self.pairs_of})" if self.pairs_of else ""
+        whose = self.pairs_of and f" ({self.pairs_of})"
         return f"FLOPs at {self.pairs:.0%} of the peak in attention{whose}, {self.products:.0%} elsewhere"
 
 
@@ -167,41 +167,54 @@ class ProgramSeconds:
         if instruction.opcode == "while":
             trips = self.program.trip_count(computation, instruction)
             sums: dict[str, Seconds] = {}
-            for name, seconds in self.of_computation(instruction.called[0]).items():
+            for inner, seconds in self.of_computation(instruction.called[0]).items():
+                name = inner
                 # GPU compilers merge equal computations: names inside come from one of the loops that call it
-                shared = of_chunk_pairs(instruction) and name.startswith(ATTENTION)
-                _add(sums, {purpose(instruction) if shared else name: seconds.times(trips)})
+                if of_chunk_pairs(instruction) and inner.startswith(ATTENTION):
+                    name = purpose(instruction)
+                _add(sums, {name: seconds.times(trips)})
             return sums
         if instruction.opcode == "conditional":
-            branches = [self.of_computation(name) for name in instruction.called]
-            sums = {k: s._replace(certain=0.0) for k, s in max(branches, key=_overlapped).items()}
-            certain = min(sum(s.certain for s in branch.values()) for branch in branches)
-            _add(sums, {OTHER: Seconds(certain=certain)})
+            branches = list(map(self.of_computation, instruction.called))
+            slowest = max(branches, key=_overlapped)
+            sums = {name: seconds._replace(certain=0.0) for name, seconds in slowest.items()}
+            _add(sums, {OTHER: Seconds(certain=min(map(certain_seconds, branches)))})
             return sums
         if instruction.opcode == "call" and not instruction.collective:
             return self.of_computation(instruction.called[0])
         seconds = self._alone(computation, instruction)
         if instruction.opcode == "fusion" and not instruction.op_name:
             instruction = self.program.root(instruction.called[0])
-        return {purpose(instruction): seconds} if any(seconds) else {}
+        if not any(seconds):
+            return {}
+        return {purpose(instruction): seconds}
 
     def _alone(self, computation: str, instruction: Instruction) -> Seconds:
         flops = self.program.instruction_flops(computation, instruction)
-        memory = hbm_bytes(self.program, computation, instruction) / self.rates.hbm_bytes
-        read = self.cycles and self.rates.cycles
-        cycles = self.cycles.get(self._keys.key(computation, instruction)) if read else None
-        share = self.rates.efficiency.pairs if of_chunk_pairs(instruction) else self.rates.efficiency.products
-        guess = flops / (share * self.rates.flops)
-        busy = guess if cycles is None else cycles / self.rates.cycles
+        rates = self.rates
+        memory = hbm_bytes(self.program, computation, instruction) / rates.hbm_bytes
         if instruction.opcode.endswith("-start"):  # overlaps with what follows; of_computation counts its bytes
             return Seconds(memory=memory)
+        share = rates.efficiency.pairs if of_chunk_pairs(instruction) else rates.efficiency.products
+        busy = flops / (share * rates.flops)
+        is_counted = memory >= busy
+        if self.cycles and rates.cycles:
+            cycles = self.cycles.get(self._keys.key(computation, instruction))
+            if cycles is not None:
+                busy = cycles / rates.cycles
+                is_counted = True
         overlapped = max(busy, memory)
-        counted = overlapped if cycles is not None or memory >= guess else 0.0
-        return Seconds(busy, memory, overlapped, max(flops / self.rates.flops, memory), counted, overlapped)
+        counted = overlapped if is_counted else 0.0
+        return Seconds(busy, memory, overlapped, max(flops / rates.flops, memory), counted, overlapped)
 
 
 def _overlapped(sums: dict[str, Seconds]) -> float:
     return sum(seconds.overlapped for seconds in sums.values())
+
+
+def certain_seconds(sums: dict[str, Seconds]) -> float:
+    """Sum up the seconds that are spent regardless of which branches are taken."""
+    return sum(seconds.certain for seconds in sums.values())
 
 
 def _add(sums: dict[str, Seconds], more: dict[str, Seconds]) -> None:
@@ -217,11 +230,15 @@ def purpose(instruction: Instruction) -> str:
     if of_chunk_pairs(instruction) or f"/{LOOP}/" in name:
         if "transpose(" not in name:
             return f"{ATTENTION} forward"
-        return f"{ATTENTION} {'recomputed' if 'rematted_computation' in name else 'backward'}"
+        if "rematted_computation" in name:
+            return f"{ATTENTION} recomputed"
+        return f"{ATTENTION} backward"
     if f"/{ATTEND_TOKEN}/" in name:
         return CACHED
     scope = re.search(rf"[/(]({'|'.join(SCOPES)})[)/]", name)
-    return SCOPES[scope[1]] if scope else OTHER
+    if scope is None:
+        return OTHER
+    return SCOPES[scope[1]]
 
 
 def of_chunk_pairs(instruction: Instruction) -> bool:

@@ -72,11 +72,15 @@ def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end
     kind = x.collective or ""
     array = x.arrays[0]
     taken = sum(here[name].bytes for name in x.operands if name in here)
-    given = x.bytes - (taken if len(x.arrays) > len(x.operands) else 0)  # the tuple of a start has its operands, too
+    given = x.bytes
+    if len(x.arrays) > len(x.operands):  # the tuple of a start has its operands, too
+        given -= taken
     # The operands of a permute or an all-to-all; a gather's result, a scatter's operand.
-    sent = taken if kind in ("collective-permute", "all-to-all") else max(taken, given)
-    moved = 2 * sent if kind == "all-reduce" else sent  # all-reduce: reduce, then gather
-    end = None if '"is_sync":true' in x.text else end
+    moved = taken if kind in ("collective-permute", "all-to-all") else max(taken, given)
+    if kind == "all-reduce":  # reduce, then gather
+        moved *= 2
+    if '"is_sync":true' in x.text:
+        end = None
     return Span(kind, array, moved, x.op_name, start, end, x.groups)
 
 
@@ -89,13 +93,16 @@ def host_copies(instructions: list[Instruction]) -> Iterator[Span]:
         if not starts and x.opcode not in ("copy", "dynamic-slice", "dynamic-update-slice", "fusion"):
             continue
         end = ends.get(x.name) if starts else None
-        result = x.type if end is None else instructions[end].type
-        types = [x.type, *(here[name].type for name in x.operands if name in here)]
-        arrays = [typed for type_ in types for typed in parse_type(type_)]
+        result = x if end is None else instructions[end]
+        arrays = parse_type(x.type)
+        for name in x.operands:
+            if name in here:
+                arrays += parse_type(here[name].type)
         on_device = [array for array, layout in arrays if _IN_HOST_MEMORY not in layout]
         if on_device and len(on_device) < len(arrays):
             moved = max(on_device, key=lambda array: array.bytes)
-            yield Span(TO_HOST if _IN_HOST_MEMORY in result else FROM_HOST, moved, moved.bytes, x.op_name, i, end)
+            kind = TO_HOST if _IN_HOST_MEMORY in result.type else FROM_HOST
+            yield Span(kind, moved, moved.bytes, x.op_name, i, end)
 
 
 def _ends(instructions: list[Instruction]) -> dict[str, int]:
@@ -116,11 +123,14 @@ def _inside(program: Program, instruction: Instruction):
     the targets of their custom calls."""
     for called in instruction.called:
         inside = program.computations[called]
-        targets = {t for x in inside.values() for t in re.findall(r'custom_call_target="(\w+)"', x.text)}
+        targets: set[str] = set()
+        for x in inside.values():
+            targets |= set(re.findall(r'custom_call_target="(\w+)"', x.text))
         for inner in inside.values():
-            if inner.collective:
+            if inner.collective == "all-reduce" and called.startswith("all-reduce-scatter"):
                 # The TPU compiler fuses an all-reduce with the slice that is kept, and then sends no more than that.
-                fused = inner.collective == "all-reduce" and called.startswith("all-reduce-scatter")
-                yield inner._replace(opcode="reduce-scatter") if fused else inner, inside, targets
+                yield inner._replace(opcode="reduce-scatter"), inside, targets
+            elif inner.collective:
+                yield inner, inside, targets
             elif inner.opcode == "fusion":
                 yield from _inside(program, inner)

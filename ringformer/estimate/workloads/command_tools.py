@@ -30,7 +30,12 @@ MODEL_FLAGS = (
 
 def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Return the values of the flags `names` that the command line sets."""
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+    values = {}
+    for name in names:
+        value = getattr(args, name)
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def log(line: str) -> None:

@@ -68,7 +68,9 @@ class InferenceWorkload(Workload):
         """Number of cache slots of a rank that chunk `number` (from 0) attends to; if all layers have windows, those
         that the longest reaches."""
         slots = number * self.chunk // self.sizes.ranks
-        return min(slots, -(-max(self.windows) // self.sizes.ranks)) if all(self.windows) else slots
+        if all(self.windows):
+            return min(slots, -(-max(self.windows) // self.sizes.ranks))
+        return slots
 
     def check(self) -> None:
         """Raise ValueError for a mesh, batch or chunk that is invalid for every session."""

@@ -16,17 +16,12 @@ from ringformer.parallel.device_order import Boxes, cut_into_boxes
 @lru_cache
 def _boxes(target: Target, sp: int, tp: int, ulysses: int) -> Boxes:
     """Return the boxes of ranks and rings in a TPU slice; the last dimension has the cores of a chip."""
-    return cut_into_boxes((*_sides(target), _cores(target)), sp, tp, ulysses)
-
-
-def _sides(target: Target) -> tuple[int, ...]:
-    """Return the sides of a TPU slice, in chips."""
-    return tuple(int(side) for side in target.topology.split(":")[1].split("x"))
+    return cut_into_boxes((*target.sides, _cores(target)), sp, tp, ulysses)
 
 
 def _cores(target: Target) -> int:
     """Return the devices of a TPU chip, which share its links."""
-    return target.num_devices // math.prod(_sides(target))
+    return target.num_devices // math.prod(target.sides)
 
 
 def _messages_of_a_hop(workload: Workload) -> float:
@@ -34,14 +29,12 @@ def _messages_of_a_hop(workload: Workload) -> float:
     rank's side. Half of them go the other way around a torus if both ways are equally long."""
     target, (_, _, tp, sp) = workload.target, workload.mesh_shape
     boxes = _boxes(target, sp, tp, workload.model.ulysses)
-    sides = (*_sides(target), 0)
     if boxes.ring is None:
         return 2 * max(boxes.rank)  # to every second place of a path
-    crossed = [
-        n / 2 if target.wraps and 2 * n == side else n
-        for n, ranks, side in zip(boxes.rank, boxes.ring, sides, strict=True)
-        if ranks > 1
-    ]
+    crossed: list[float] = []
+    for n, ranks, side in zip(boxes.rank, boxes.ring, (*target.sides, 0), strict=True):
+        if ranks > 1:
+            crossed.append(n / 2 if target.wraps and 2 * n == side else n)
     return max(crossed, default=1)
 
 
@@ -57,7 +50,9 @@ def hop_rate(workload: Workload, window: int = 0) -> float:
     elif sp * tp > GPUS_OF_A_NODE > tp * workload.model.ulysses:
         ways = 2  # each way leaves a node over the network of another GPU
     both = workload.model.layout == "zigzag" if window else workload.model.ring == "both_ways"
-    return rate * (ways if both else 1)
+    if both:
+        rate *= ways
+    return rate
 
 
 def exchange_rate(workload: Workload) -> float:
@@ -70,8 +65,11 @@ def exchange_rate(workload: Workload) -> float:
         return ulysses / max((here - 1) / chip.link_bandwidth, beyond)
     # Over the middle of a side of s chips, s/2 chips send half of their bytes to s/2 others; around a torus, both ways.
     box = _boxes(target, sp, tp, ulysses).rank
-    sides = _sides(target)
-    loads = [n / (8 if target.wraps and n == side > 2 else 4) for n, side in zip(box, sides, strict=False) if n > 1]
+    loads = []
+    for n, side in zip(box, target.sides, strict=False):
+        if n > 1:
+            goes_around = target.wraps and n == side > 2
+            loads.append(n / (8 if goes_around else 4))
     return chip.link_bandwidth / max(loads, default=0.25)
 
 
@@ -82,8 +80,8 @@ def keys_rate(workload: Workload) -> float:
     if target.chip.kind == "gpu":
         return _gpu_gather_rate(target, sp * tp, tp * workload.model.ulysses)
     boxes = _boxes(target, sp, tp, workload.model.ulysses)
-    dims = len(_sides(target))
-    ring = boxes.ring or _sides(target)
+    dims = len(target.sides)
+    ring = boxes.ring or target.sides
     sides = [side for side, ranks in zip(boxes.rank[:dims], ring[:dims], strict=True) if ranks > 1]
     return target.chip.link_bandwidth * 2 * max(1, len(sides)) / max(sides, default=1) / _cores(target)
 
@@ -94,7 +92,7 @@ def weights_rate(workload: Workload) -> float:
     target = workload.target
     if target.chip.kind == "gpu":
         return _gpu_gather_rate(target, target.num_devices, workload.mesh_shape[2])
-    return target.chip.link_bandwidth * 2 * max(1, sum(n > 1 for n in _sides(target))) / _cores(target)
+    return target.chip.link_bandwidth * 2 * max(1, sum(n > 1 for n in target.sides)) / _cores(target)
 
 
 def _gpu_gather_rate(target: Target, devices: int, groups: int) -> float:

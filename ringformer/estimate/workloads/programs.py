@@ -110,13 +110,13 @@ def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
 
     ids = array(jnp.int32)
     mask = array(jnp.bool_)
-    batch = Batch(ids, ids, ids, ids if workload.masks else None, mask, mask)
+    segment_ids = ids if workload.masks else None
+    batch = Batch(ids, ids, ids, segment_ids, mask, mask)
     features = family_with(type(workload.model)).features
-    return (
-        batch._replace(features={n: array(field.dtype, *field.shape) for n, field in features.fields.items()})
-        if features
-        else batch
-    )
+    if not features:
+        return batch
+    arrays = {name: array(field.dtype, *field.shape) for name, field in features.fields.items()}
+    return batch._replace(features=arrays)
 
 
 ATTENTION = "attention of a layer"
@@ -135,19 +135,15 @@ def lower_attention(workload: Workload) -> LoweredProgram:
     mesh = workload.mesh()
     dtype = jnp.dtype(model.compute_dtype)
     spec = P(("dp", "fsdp"), "sp", "tp")
-    ring = model.on_ring  # otherwise every device has all keys, as in the model
-    attend = partial(
-        model.attend,
-        axis_name="sp" if ring else None,
-        layout=model.layout if ring else "contiguous",
-        ulysses=model.ulysses if ring else 1,
-        ring=model.ring,
-    )
+    attend = partial(model.attend, axis_name="sp", layout=model.layout, ulysses=model.ulysses, ring=model.ring)
+    if not model.on_ring:  # every device has all keys, as in the model
+        attend = partial(attend, axis_name=None, layout="contiguous", ulysses=1)
 
     def both(q, k, v, segment_ids, do):
         """Compute the attention of one layer of each kind, as far as the kinds differ in it."""
         results = []
-        for kind in {kind.window: kind for kind in model.layer_kinds}.values():
+        kinds = {kind.window: kind for kind in model.layer_kinds}
+        for kind in kinds.values():
             options = attention_options(model, kind, workload.ring_tokens)
             options |= {"segment_ids": segment_ids, "segments": "ascending"}
             o, backward = jax.vjp(lambda q, k, v, options=options: attend(q, k, v, **options), q, k, v)
@@ -157,10 +153,8 @@ def lower_attention(workload: Workload) -> LoweredProgram:
     key_heads = max(model.num_kv_heads, mesh.shape["tp"])  # with fewer heads than tp ranks, each rank reads one
     shape = (workload.batch_size // workload.accumulate, workload.seq_len)
     ids_spec = P(("dp", "fsdp"), "sp")
-    q, k = (
-        abstract_array(mesh, spec, dtype, *shape, heads // model.head_groups, model.head_dim)
-        for heads in (model.num_heads, key_heads)
-    )
+    q = abstract_array(mesh, spec, dtype, *shape, model.num_heads // model.head_groups, model.head_dim)
+    k = abstract_array(mesh, spec, dtype, *shape, key_heads // model.head_groups, model.head_dim)
     ids = abstract_array(mesh, ids_spec, jnp.int32, *shape)
     sharded = jax.shard_map(both, mesh=mesh, in_specs=(spec, spec, spec, ids_spec, spec), out_specs=spec)
     return LoweredProgram(jax.jit(sharded).lower(q, k, k, ids, q), dict(compiler_options(mesh)), mesh)

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, PODS, SLICES, Chip, Multiprocessors
+from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, PODS, SLICES, Chip, Multiprocessors, sides_of
 from ringformer.parallel.runtime_environment import GPU_FRACTION
 
 
@@ -65,13 +65,22 @@ class Target:
     @property
     def budget(self) -> float:
         """Bytes that a step may use on a device: all of a TPU's memory, or most of a GPU's."""
-        return self.chip.hbm_bytes * (GPU_FRACTION if self.chip.kind == "gpu" else 1.0)
+        if self.chip.kind == "gpu":
+            return self.chip.hbm_bytes * GPU_FRACTION
+        return float(self.chip.hbm_bytes)
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Sides of the topology: of a TPU slice in chips, or (partitions, nodes, devices per node) of GPUs."""
+        return sides_of(self.topology.split(":")[-1])
 
     @property
     def num_devices(self) -> int:
         """Number of JAX devices; needs no compiler."""
-        shape = math.prod(int(x) for x in self.topology.split(":")[-1].split("x"))
-        return shape * (2 if self.generation in ("v3", "tpu7x") else 1)  # each core of a chip is a device
+        number = math.prod(self.sides)
+        if self.generation in ("v3", "tpu7x"):  # each core of a chip is a device
+            number *= 2
+        return number
 
     @property
     def wraps(self) -> bool:
@@ -79,20 +88,25 @@ class Target:
         two only a whole pod's (cloud.google.com/tpu/docs)."""
         if self.chip.kind == "gpu":
             return False
-        shape = self.topology.split(":")[1]
-        sides = [int(side) for side in shape.split("x")]
-        return all(side % 4 == 0 for side in sides) if len(sides) == 3 else shape == PODS[self.generation]
+        if len(self.sides) == 3:
+            return _has_cubes(self.sides)
+        return self.topology.split(":")[1] == PODS[self.generation]
 
     @property
     def compiler(self) -> str | None:
         """The installed wheel with the target's compiler; None if there is none."""
-        return next((wheel for module, wheel in COMPILERS[self.chip.kind].items() if _installed(module)), None)
+        for module, wheel in COMPILERS[self.chip.kind].items():
+            if _installed(module):
+                return wheel
+        return None
 
     @property
     def missing_compiler(self) -> str:
         """The message of MissingCompiler, which says how to install the compiler; empty if it is installed."""
+        if self.compiler:
+            return ""
         package = "'jax[cuda13]'" if self.chip.kind == "gpu" else "libtpu"
-        return "" if self.compiler else f"the compiler for {self.chip.name} is missing: pip install {package}"
+        return f"the compiler for {self.chip.name} is missing: pip install {package}"
 
     def require_compiler(self) -> str:
         """Return the wheel with the target's compiler; raises MissingCompiler."""
@@ -131,7 +145,8 @@ def find_target(name: str) -> Target:
     if match := re.fullmatch(r"(\d+)x([A-Za-z][\w-]*)", name):
         count = int(match[1])
         gpu = match[2].upper()
-        gpu = "A100-80" if gpu in ("A100", "A100-80GB") else gpu
+        if gpu in ("A100", "A100-80GB"):
+            gpu = "A100-80"
         if gpu in CHIPS and (count <= 8 or count % 8 == 0):
             return Target(name, gpu, f"1x{max(1, count // 8)}x{min(count, 8)}")
         if gpu in CHIPS:
@@ -156,7 +171,8 @@ def find_target(name: str) -> Target:
 def _check_shape(name: str) -> None:
     """Raise ValueError that lists valid shapes if no slice has the shape in a name such as "v5e:4x8"."""
     generation, _, sides = name.partition(":")
-    shape, pod = ([int(x) for x in text.split("x")] for text in (sides, PODS[generation]))
+    shape = sides_of(sides)
+    pod = sides_of(PODS[generation])
     if len(shape) != len(pod):
         problem = f"it needs {len(pod)} dimensions"
     elif math.prod(shape) > math.prod(pod):
@@ -165,19 +181,25 @@ def _check_shape(name: str) -> None:
         problem = "its hosts have 2x2 chips, so the first two sides must be even"
     elif any(side > most for side, most in zip(sorted(shape), sorted(pod), strict=True)):
         problem = f"a whole pod is {PODS[generation]}"
-    elif not _is_cut(generation, shape):
-        problem = "larger slices than the named ones are cubes of 4x4x4" if len(pod) == 3 else "no such slice exists"
-    else:
+    elif _is_cut(generation, shape):
         return
+    elif len(pod) == 3:
+        problem = "larger slices than the named ones are cubes of 4x4x4"
+    else:
+        problem = "no such slice exists"
     usual = ", ".join(f"{generation}:{shape}" for shape in SLICES[generation].values())
     raise ValueError(f"no slice of {CHIPS[generation].name} has the shape {name}: {problem}; usual shapes: {usual}")
 
 
-def _is_cut(generation: str, shape: list[int]) -> bool:
+def _is_cut(generation: str, shape: tuple[int, ...]) -> bool:
     """Return True if a shape exists, in any orientation: named slices, parts of a host, and cubes of 4x4x4."""
     sold = [*SLICES[generation].values(), *_PARTS_OF_A_HOST.get(generation, ())]
-    cubes = len(shape) == 3 and all(side % 4 == 0 for side in shape)
-    return cubes or sorted(shape) in [sorted(int(x) for x in sides.split("x")) for sides in sold]
+    return _has_cubes(shape) or any(sorted(shape) == sorted(sides_of(sides)) for sides in sold)
+
+
+def _has_cubes(shape: tuple[int, ...]) -> bool:
+    """Return True if a shape consists of cubes of 4x4x4."""
+    return len(shape) == 3 and all(side % 4 == 0 for side in shape)
 
 
 _PARTS_OF_A_HOST = {"v3": ("1x1",), "v5e": ("1x1", "1x2", "2x1"), "v6e": ("1x1", "1x2", "2x1"), "tpu7x": ("1x1x1",)}

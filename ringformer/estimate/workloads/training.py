@@ -73,18 +73,26 @@ class Workload:
     @property
     def passes(self) -> float | None:
         """Number of passes that the run makes through the store's tokens; None if it is not built yet."""
-        path = Path(self.data.store) / "train" / "store.json" if self.data and self.data.store else None
-        return self.tokens / read_meta(path)["tokens"] if self.tokens and path and path.is_file() else None
+        if not (self.tokens and self.data and self.data.store):
+            return None
+        path = Path(self.data.store) / "train" / "store.json"
+        if not path.is_file():
+            return None
+        return self.tokens / read_meta(path)["tokens"]
 
     @property
     def trained_params(self) -> int:
         """Number of parameters that have gradients and moments."""
-        return self.lora.num_params(self.model) if self.lora.rank else self.model.num_params
+        if self.lora.rank:
+            return self.lora.num_params(self.model)
+        return self.model.num_params
 
     @property
     def frozen_bytes(self) -> int:
         """Bytes of the weights that do not train, on all devices that share a copy."""
-        return self.model.num_params * jnp.dtype(self.lora.base_dtype).itemsize if self.lora.rank else 0
+        if not self.lora.rank:
+            return 0
+        return self.model.num_params * jnp.dtype(self.lora.base_dtype).itemsize
 
     @property
     def step_tokens(self) -> int:
@@ -121,7 +129,9 @@ class Workload:
         if window:
             parts = PARTS[self.model.layout]
             return min(-(-(window - 1) * parts // self.ring_tokens), parts * self.ring_size - 1)
-        return 0 if self.model.ring == "gathered" else self.ring_size - 1
+        if self.model.ring == "gathered":
+            return 0
+        return self.ring_size - 1
 
     @cached_property
     def mesh_shape(self) -> tuple[int, ...]:
@@ -171,12 +181,16 @@ class Workload:
 
 def described(model: DecoderConfig) -> str:
     """Describe a model's window, exchange of heads and form of the ring; empty for the plain ring."""
-    words = [
-        f"window {window:,}" + (f" in {layers} of {model.num_layers} layers" if len(model.windows) > 1 else "")
-        for window, layers in model.windows.items()
-        if window
-    ]
-    words += [f"ulysses {model.ulysses}"] * (model.ulysses > 1) + [f"ring {model.ring}"] * (model.ring != "one_way")
+    words = []
+    for window, layers in model.windows.items():
+        if window:
+            words.append(f"window {window:,}")
+            if len(model.windows) > 1:
+                words.append(f"in {layers} of {model.num_layers} layers")
+    if model.ulysses > 1:
+        words.append(f"ulysses {model.ulysses}")
+    if model.ring != "one_way":
+        words.append(f"ring {model.ring}")
     return " ".join(words)
 
 
@@ -198,22 +212,13 @@ def preset_workload(name: str, target: Target, seq_len: int, **settings: Any) ->
 
 def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
     """Return the workloads of the runs of `parse_stages` on a target, each with the tokens of all its steps."""
-    return [
-        Workload(
-            c.model,
-            target,
-            c.mesh_dim,
-            c.seq_len,
-            c.batch_size,
-            c.accumulate,
-            c.steps * c.batch_size * c.seq_len,
-            f"stage {n}" if len(configs) > 1 else "run",
-            c.data,
-            c.seed,
-            c.lora,
-        )
-        for n, c in enumerate(configs, 1)
-    ]
+    workloads = []
+    for n, c in enumerate(configs, 1):
+        tokens = c.steps * c.batch_size * c.seq_len
+        name = f"stage {n}" if len(configs) > 1 else "run"
+        shape = c.mesh_dim, c.seq_len, c.batch_size, c.accumulate
+        workloads.append(Workload(c.model, target, *shape, tokens, name, c.data, c.seed, c.lora))
+    return workloads
 
 
 def estimate_command(workload: Workload) -> str:
@@ -223,16 +228,21 @@ def estimate_command(workload: Workload) -> str:
     if named_model(workload.name, **flags) != model:
         raise ValueError(f"no flags of `ringformer estimate` turn {workload.name!r} into {model}; write a config file")
     changed = {name: value for name, value in flags.items() if value != getattr(DecoderConfig, name)}
-    options = {
+    options: dict[str, Any] = {
         "model": workload.name,
         "target": workload.target.name,
-        **{name: flags[name] for name in ("attention", "compute_dtype")},
-        **{name: getattr(workload, name) for name in ("mesh_dim", "batch_size")},
-        "accumulate": workload.accumulate if workload.accumulate != 1 else None,
-        **{name: changed.get(name) for name in ("layout", "ulysses", "ring", "window", "kernel", "remat")},
-        "seq_len": workload.seq_len,
-        **vars(workload.settings),
+        "attention": model.attention,
+        "compute_dtype": model.compute_dtype,
+        "mesh_dim": workload.mesh_dim,
+        "batch_size": workload.batch_size,
     }
+    if workload.accumulate != 1:
+        options["accumulate"] = workload.accumulate
+    for name in ("layout", "ulysses", "ring", "window", "kernel", "remat"):
+        options[name] = changed.get(name)
+    options |= {"seq_len": workload.seq_len} | vars(workload.settings)
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    words += [f"--{'' if changed[name] else 'no-'}{name}" for name in ("offload", "fetch_ahead") if name in changed]
+    for name in ("offload", "fetch_ahead"):
+        if name in changed:
+            words.append(f"--{name}" if changed[name] else f"--no-{name}")
     return " ".join(["ringformer estimate", *words, "--json"])
