@@ -172,26 +172,26 @@ def _compile(workload: Workload, args: argparse.Namespace) -> tuple[Workload, Es
     return workload, estimate
 
 
-COLUMNS = (
-    ("stage", "<9"),
-    ("context", ">10"),
-    ("batch", ">6"),
-    ("mesh", ">11"),
-    ("peak GiB", ">15"),
-    ("host GiB", ">9"),
-    ("s/step", ">9"),
-    ("tokens/s", ">12"),
-    ("MFU", ">6"),
-    ("duration", ">14"),
-    ("device-hours", ">13"),
-    ("passes", ">8"),
-)
-"""Columns of the table of stages: title, alignment and width."""
+COLUMNS = {
+    "stage": "<9",
+    "context": ">10",
+    "batch": ">6",
+    "mesh": ">11",
+    "peak GiB": ">15",
+    "host GiB": ">9",
+    "s/step": ">9",
+    "tokens/s": ">12",
+    "MFU": ">6",
+    "duration": ">14",
+    "device-hours": ">13",
+    "passes": ">8",
+}
+"""Columns of the table of stages: alignment and width by title."""
 
 
 def stages_table(stages: list[dict[str, Any]]) -> str:
     """Return a table of the stages' `estimate_json`, each with its name, and lines that explain it."""
-    lines = [_row([title for title, _ in COLUMNS])]
+    lines = [_row(list(COLUMNS))]
     sources: dict[str, list[str]] = {}
     for stage in stages:
         time = stage["documents"] or stage
@@ -214,7 +214,8 @@ def stages_table(stages: list[dict[str, Any]]) -> str:
     for stage in stages:
         if stage["documents"]:
             lines.append(f"{stage['stage']}: {documents_text(stage['documents'])}")
-    lines += [f"{', '.join(names)}: {source}" for source, names in sources.items()]
+    for source, names in sources.items():
+        lines.append(f"{', '.join(names)}: {source}")
     for stage in stages:
         for line in stage.get("advice", ()):
             lines.append(f"{stage['stage']}: try: {line}")
@@ -228,7 +229,7 @@ def stages_table(stages: list[dict[str, Any]]) -> str:
 
 
 def _row(cells: list[str]) -> str:
-    return "".join(f"{cell:{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+    return "".join(f"{cell:{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
 
 
 def _verdict(stage: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from ringformer.estimate.closed_forms.training import (
 )
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.compiler.program_estimate import Estimate
-from ringformer.estimate.workloads.training import Workload, described
+from ringformer.estimate.workloads.training import MemorySettings, Workload, described
 from ringformer.hardware import GiB
 from ringformer.models.config_checks import OFFLOADABLE
 from ringformer.ops.layouts import VISIBLE, WINDOWED, Layout
@@ -203,31 +203,41 @@ def neighbours(candidate: Candidate) -> Iterator[Candidate]:
     blocks (a kernel's chunks are tuned); and with half or double the devices that exchange heads, or another form of
     the ring, unless that is over 10% slower by the closed form."""
     workload = candidate.workload
-    m = candidate.workload.model
-    key_heads = m.num_kv_heads // workload.mesh_shape[2]
-    local = workload.ring_tokens
-    options: list[dict[str, int]] = []
-    for groups in _twice_and_half(m.head_groups):
-        if groups in possible_head_groups(m) and key_heads % groups == 0:
-            options.append({"head_groups": groups})
-    for layers in _twice_and_half(m.remat_group):
-        if 0 < layers < m.num_layers:
-            options.append({"remat_group": layers})
-    for chunk in _twice_and_half(m.q_chunk or default_chunk(local)):
-        if m.kernel == "xla" and 128 <= chunk <= local:
-            options.append({"q_chunk": chunk, "k_chunk": chunk})
-    for option in options:
-        other = workload.with_settings(replace(workload.settings, **option))
+    for settings in _settings_nearby(workload):
+        other = workload.with_settings(settings)
         if is_possible(other):
             yield counted(other)
-    forms = [(ulysses, m.ring) for ulysses in _twice_and_half(m.ulysses) if ulysses]
-    forms += [(m.ulysses, ring) for ring in get_args(RingForm) if ring != m.ring]
-    for ulysses, ring in forms:
-        other = with_parallelism(workload, ulysses, ring)
+    for other in _parallelisms_nearby(workload):
         if is_possible(other):
             nearby = counted(other)
             if nearby.time.step < 1.1 * candidate.time.step:
                 yield nearby
+
+
+def _settings_nearby(workload: Workload) -> Iterator[MemorySettings]:
+    m = workload.model
+    settings = workload.settings
+    key_heads = m.num_kv_heads // workload.mesh_shape[2]
+    local = workload.ring_tokens
+    for groups in _twice_and_half(m.head_groups):
+        if groups in possible_head_groups(m) and key_heads % groups == 0:
+            yield replace(settings, head_groups=groups)
+    for layers in _twice_and_half(m.remat_group):
+        if 0 < layers < m.num_layers:
+            yield replace(settings, remat_group=layers)
+    for chunk in _twice_and_half(m.q_chunk or default_chunk(local)):
+        if m.kernel == "xla" and 128 <= chunk <= local:
+            yield replace(settings, q_chunk=chunk, k_chunk=chunk)
+
+
+def _parallelisms_nearby(workload: Workload) -> Iterator[Workload]:
+    m = workload.model
+    for ulysses in _twice_and_half(m.ulysses):
+        if ulysses:
+            yield with_parallelism(workload, ulysses, m.ring)
+    for ring in get_args(RingForm):
+        if ring != m.ring:
+            yield with_parallelism(workload, m.ulysses, ring)
 
 
 def _twice_and_half(number: int) -> tuple[int, int]:

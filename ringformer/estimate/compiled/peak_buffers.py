@@ -22,7 +22,7 @@ PACKAGE = str(Path(__file__).parents[2]) + os.sep
 ESTIMATE = str(Path(__file__).parents[1]) + os.sep
 """Folder of the files that lower the program; their stack frames are not part of the program."""
 
-WRAPPERS = tuple(PACKAGE + os.path.join("ops", name) for name in ("derivative_guards.py", "varying_axes.py"))
+WRAPPERS = (f"{PACKAGE}ops{os.sep}derivative_guards.py", f"{PACKAGE}ops{os.sep}varying_axes.py")
 """Modules that compute nothing themselves; their callers are reported instead."""
 
 

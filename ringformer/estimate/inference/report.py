@@ -58,7 +58,7 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
         "loading_peak_bytes": loading and loading.peak_bytes,
         "seconds_source": time and time.source,
         "exposed_seconds": time and time.exposed,
-        "collectives_executed": s and sum(t.count for t in s.transfers),
+        "collectives_executed": s and s.executions,
         "collective_groups": s and [group_json(g) for g in grouped(s.transfers, inference_purpose)],
     }
     own = _decode_json(workload, time) if program == DECODE else _prefill_json(workload, estimates)
@@ -83,9 +83,8 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
         details.append(f"    {time.source}")
     if loading := estimates.get(LOADING):
         details.append(f"  before that, the {LOADING} {loading.verdict}: {loading.peak_bytes / GiB:.2f} GiB")
-    count = sum(t.count for t in s.transfers)
-    latency = f"their latency is not modelled: a microsecond each adds {count * 1e-3:,.2f} ms"
-    details += [*purposes_text(s), f"  {count:,.0f} collectives; {latency}"]
+    latency = f"their latency is not modelled: a microsecond each adds {s.executions * 1e-3:,.2f} ms"
+    details += [*purposes_text(s), f"  {s.executions:,.0f} collectives; {latency}"]
     held += f", temporaries {e.temp_bytes / GiB:.2f} GiB"
     return "\n".join(lines + scheduled_text(e, s, held, details, inference_purpose))
 

@@ -107,11 +107,11 @@ def first_accepted(options: list[InferenceWorkload], program: str, log: Callable
 def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str], None]) -> Accepted:
     """Add the estimates of more programs, stopping after the first that does not fit. Raises the errors of
     `compile_apart`."""
-    estimates = dict(accepted.estimates)
     for name in programs:
-        if name not in estimates and all(e.fits for e in estimates.values()):
-            estimates |= first_accepted([accepted.workload], name, log).estimates
-    return accepted._replace(estimates=estimates)
+        if name not in accepted.estimates and accepted.fits:
+            more = first_accepted([accepted.workload], name, log).estimates
+            accepted = accepted._replace(estimates=accepted.estimates | more)
+    return accepted
 
 
 def whole(options: list[InferenceWorkload], log: Callable[[str], None]) -> Accepted:

@@ -54,12 +54,11 @@ def with_machine_code(
     cache = KernelCache.of(workload.target)
     wanted = kernel_keys(program, of_chunk_pairs)
     cycles = cache.read()
-    missing = wanted.keys() - cycles.keys()
-    if any(wanted[key] for key in missing):  # not if only copies and sums are missing: their bytes suffice
+    missing = {key: products for key, products in wanted.items() if key not in cycles}
+    if any(missing.values()):  # not if only copies and sums are missing: their bytes suffice
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
         try:
-            lacking = {key: wanted[key] for key in missing}
-            generated = generate_cycles(workload, lacking, part)
+            generated = generate_cycles(workload, missing, part)
             cycles = cache.add({key: generated.get(key) for key in missing})
         except NoMachineCode:
             raise
@@ -110,11 +109,15 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
         compiled = wait_for_schedule(process, folder, "tpu")
         if not isinstance(compiled, Compiled):
             raise CompilerFailure(f"{program}: the compiler wrote no schedule: {str(compiled)[:300]}")
-        kernels = KernelKeys(Program.parse(compiled.program)).kernels()
-        keys = {instruction.name: key for _, instruction, key in kernels if key in wanted}
+        keys = {}
+        products = set()
+        for _, instruction, key in KernelKeys(Program.parse(compiled.program)).kernels():
+            if key in wanted:
+                keys[instruction.name] = key
+                if wanted[key]:
+                    products.add(key)
         if not keys:
             return {}
-        products = {key for key in keys.values() if wanted[key]}
         cycles = _read_as_written(process, folder / MACHINE_CODE, keys, products)
         answer = None if process.poll() is None else wait_for_schedule(process, folder, None)
     if isinstance(answer, Refusal):

@@ -107,7 +107,9 @@ def _counted(workload: Workload) -> _Step:
     exposed = exposed_seconds(workload)
     pairs = sum(attention.values())
     passes = attention_passes(workload, workload.model.num_layers)
-    links = [(hop.link * passes[name], attention[name]) for name, hop in ring_hops(workload).items()]
+    links = []
+    for name, hop in ring_hops(workload).items():
+        links.append((hop.link * passes[name], attention[name]))
     rest = computation_seconds(workload) + block_seconds(workload) - pairs
     return _Step(rest + sum(exposed.values()) - exposed["ring"], pairs, links)
 

@@ -159,7 +159,8 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate, documents:
     if e.max_link_hops:
         ring += f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}"
     details = seconds_text(workload, e, time, documents is not None)
-    details += [f"  try: {line}" for line in advice(workload, e, time)]
+    for line in advice(workload, e, time):
+        details.append(f"  try: {line}")
     details += [*purposes_text(s), ring, *_hops_text(workload)]
     return "\n".join(lines + scheduled_text(e, s, held, details))
 
@@ -208,7 +209,8 @@ def heading(title: str, workload: Workload, e: Estimate) -> list[str]:
     lines = [title, verdict]
     if e.largest:
         lines.append("  largest allocations, as the compiler lists them:")
-        lines += ["    " + line for line in e.largest.splitlines()[:24]]
+        for line in e.largest.splitlines()[:24]:
+            lines.append(f"    {line}")
     return lines
 
 
@@ -219,7 +221,8 @@ def scheduled_text(
     inference, its collectives, and how far it was compiled."""
     how = "to machine code" if e.generated_code else "and scheduled"
     lines = [f"  {held}", *_largest_buffers(e.peak_buffers), *details]
-    lines += ["  " + line for line in collectives_table(s.transfers, purpose)]
+    for line in collectives_table(s.transfers, purpose):
+        lines.append(f"  {line}")
     lines.append(f"  compiled {how} in {e.compile_seconds:.0f} s; --json lists every collective")
     return lines
 

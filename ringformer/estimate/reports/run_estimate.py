@@ -124,7 +124,8 @@ def _program_json(run: RunEstimate, p: Estimate) -> dict[str, Any]:
 def programs_text(run: RunEstimate) -> str:
     """Return the verdict on each program, the memory that saving needs, and the verdict on the run."""
     lines = [f"  the programs of a run, {how_far(run)}:"]
-    lines += [f"    {_program_line(run, p)}" for p in run.programs]
+    for p in run.programs:
+        lines.append(f"    {_program_line(run, p)}")
     lines += [f"  {save_line(run.step)}", f"  {verdict_line(run)}"]
     return "\n".join(lines)
 

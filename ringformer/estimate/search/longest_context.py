@@ -55,12 +55,17 @@ def next_length(attempts: list[dict[str, Any]], first: int) -> int | None:
     """Return the next length in a search over powers of two that begins at `first`; None: the maximum is known."""
     if not attempts:
         return first
-    fitting = [a["seq_len"] for a in attempts if a["fits"]]
-    failing = [a["seq_len"] for a in attempts if not a["fits"]]
+    fitting = _lengths(attempts, fit=True)
+    failing = _lengths(attempts, fit=False)
     longer = 2 * max(fitting) if fitting else min(failing) // 2
     if longer in failing or longer < 1024:
         return None
     return longer
+
+
+def _lengths(attempts: list[dict[str, Any]], *, fit: bool) -> list[int]:
+    """Return the lengths of the attempts that fit, or of those that do not."""
+    return [a["seq_len"] for a in attempts if a["fits"] == fit]
 
 
 def longest_start(workload: Workload) -> int:
@@ -89,7 +94,7 @@ def longest_within(attempts: list[dict[str, Any]], max_step_seconds: float = MAX
 def counted_within(attempts: list[dict[str, Any]], workload: Callable[[int], Workload]) -> int | None:
     """Return the longest context whose step takes at most `MAX_STEP_SECONDS` by the closed form, shorter than all
     attempts that fit; None if a compiled step takes no longer than that. `workload` returns that of a length."""
-    fitting = [a["seq_len"] for a in attempts if a["fits"]]
+    fitting = _lengths(attempts, fit=True)
     if not fitting or longest_within(attempts):
         return None
     return counted_longest_within(workload(min(fitting) // 2))

@@ -79,10 +79,12 @@ def plan_text(planned: Plan) -> str:
             *_config_text(planned.chosen.workload),
         ]
     lines.append("  ways to compute attention, in modelled seconds of a sequence (closed form, remat=full):")
-    lines += [f"    {line}" for line in _ways(planned)]
+    for way in _ways(planned):
+        lines.append(f"    {way}")
     refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)
     lines.append(f"  rejected candidates (the fastest {min(LISTED, len(refused))} of {len(refused)}):")
-    lines += [f"    {c!s:60s} {why}" for c, why in refused[:LISTED]]
+    for candidate, why in refused[:LISTED]:
+        lines.append(f"    {candidate!s:60s} {why}")
     return "\n".join(lines)
 
 

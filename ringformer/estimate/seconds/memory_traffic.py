@@ -94,10 +94,13 @@ def _written(program: Program, computation: str, root: Instruction, type_: str) 
     results = [root]
     if root.opcode == "tuple":
         results = [here[name] for name in root.operands]
-    sizes = [array.bytes * _in_hbm(layout) for array, layout in parse_type(type_)]
-    if len(sizes) != len(results):
+    arrays = parse_type(type_)
+    if len(arrays) != len(results):
         return _bytes(_without_workspace(root, type_))
-    return sum(_update(program, computation, result, size) for result, size in zip(results, sizes, strict=True))
+    written = 0.0
+    for result, (array, layout) in zip(results, arrays, strict=True):
+        written += _update(program, computation, result, array.bytes * _in_hbm(layout))
+    return written
 
 
 def _update(program: Program, computation: str, result: Instruction, size: float) -> float:

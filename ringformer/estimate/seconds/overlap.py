@@ -8,7 +8,7 @@ share one link, and copies from the host share another; both kinds also travel w
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -74,7 +74,12 @@ class Schedule:
         """Seconds of computation, as if all communication were hidden."""
         return sum(self.purposes.values(), Seconds())
 
-    def bytes(self, kinds: tuple[str, ...], hidden: bool) -> float:
+    @property
+    def executions(self) -> float:
+        """Number of executed transfers."""
+        return sum(t.count for t in self.transfers)
+
+    def bytes(self, kinds: Collection[str], hidden: bool) -> float:
         return sum(t.all_bytes for t in self.transfers if t.kind in kinds and t.hidden == hidden)
 
     @property
@@ -103,7 +108,7 @@ class Schedule:
     @property
     def exposed_gather_bytes(self) -> float:
         """Bytes of exposed collectives other than permutes and all-to-alls: weights gathered, gradients reduced."""
-        return self.bytes(tuple(k for k in COLLECTIVES if k not in QUEUED), False)
+        return self.bytes(set(COLLECTIVES).difference(QUEUED), False)
 
     @property
     def exposed_seconds(self) -> float:
@@ -137,15 +142,15 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     loop."""
     program = seconds.program
     rates = seconds.rates
-    instructions = list(program.computations[name].values())
-    spans = [*collectives(program, instructions), *host_copies(instructions)]
+    here = program.computations[name]
+    spans = [*collectives(program, here), *host_copies(here)]
     if not spans:
         return []
     before = [0.0]  # seconds of computation before each instruction; branches: only certain ones
-    for instruction in instructions:
+    for instruction in here.values():
         taken = seconds.of_instruction(name, instruction)
         before.append(before[-1] + certain_seconds(taken))
-    waits = [0.0] * (len(instructions) + 1)  # for collectives, at each instruction
+    waits = [0.0] * (len(here) + 1)  # for collectives, at each instruction
 
     def transfer(span: Span, on_its_way: float, cover: float, wait: float) -> Transfer:
         waits[span.last + 1] += wait

@@ -32,8 +32,8 @@ class Span(NamedTuple):
         return self.start if self.end is None else self.end
 
 
-def collectives(program: Program, instructions: list[Instruction]) -> Iterator[Span]:
-    """Yield the collectives of a computation.
+def collectives(program: Program, here: Mapping[str, Instruction]) -> Iterator[Span]:
+    """Yield the collectives of a computation, whose instructions are `here` by their names.
 
     They have four forms. Two are X-start and X-done, and async-start and async-done around X. A GPU's X-start that is
     marked `is_sync` runs on the stream that computes, although it has an X-done. On TPU, there are chains
@@ -41,10 +41,9 @@ def collectives(program: Program, instructions: list[Instruction]) -> Iterator[S
     even across the iterations of a loop. And a SparseCore runs what a custom-call-start names, from the
     custom-call-update that hands it the array until custom-call-done.
     """
-    ends = _ends(instructions)
-    here = {x.name: x for x in instructions}
+    ends = _ends(here)
     chains: dict[str, tuple[Instruction, int]] = {}
-    for i, x in enumerate(instructions):
+    for i, x in enumerate(here.values()):
         if x.collective:
             yield _collective(x, here, i, ends.get(x.name))
         elif x.opcode == "custom-call-update":
@@ -84,10 +83,10 @@ def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end
     return Span(kind, array, moved, x.op_name, start, end, x.groups)
 
 
-def host_copies(instructions: list[Instruction]) -> Iterator[Span]:
+def host_copies(here: Mapping[str, Instruction]) -> Iterator[Span]:
     """Yield the copies of a computation between the memories of device and host: whole arrays, or slices of them."""
-    here = {x.name: x for x in instructions}
-    ends = _ends(instructions)
+    instructions = list(here.values())
+    ends = _ends(here)
     for i, x in enumerate(instructions):
         starts = x.opcode.endswith("-start") and not x.collective
         if not starts and x.opcode not in ("copy", "dynamic-slice", "dynamic-update-slice", "fusion"):
@@ -105,15 +104,14 @@ def host_copies(instructions: list[Instruction]) -> Iterator[Span]:
             yield Span(kind, moved, moved.bytes, x.op_name, i, end)
 
 
-def _ends(instructions: list[Instruction]) -> dict[str, int]:
+def _ends(here: Mapping[str, Instruction]) -> dict[str, int]:
     """Return, by the name of each asynchronous instruction, the position of the instruction that waits for it."""
-    place = {x.name: i for i, x in enumerate(instructions)}
     ends: dict[str, int] = {}
-    for i, x in enumerate(instructions):
+    for i, x in enumerate(here.values()):
         if x.opcode.endswith("-done"):
-            first = instructions[place[x.operands[0]]]
+            first = here[x.operands[0]]
             while first.opcode == "async-update":
-                first = instructions[place[first.operands[0]]]
+                first = here[first.operands[0]]
             ends[first.name] = i
     return ends
 
