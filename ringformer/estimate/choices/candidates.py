@@ -128,7 +128,7 @@ def _with_open_kernel(workload: Workload, layout: Layout) -> Workload:
 
 
 def _kernels(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return kernel and chunks that the target chooses, and XLA's blocks; half as large if they are also chosen."""
+    """Return two kernels with their chunks: the target's own, and XLA's blocks, half as large if they are its own."""
     model = workload.with_kernel()[0].model
     chunk = None
     if model.kernel == "xla":

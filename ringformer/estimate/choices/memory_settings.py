@@ -16,10 +16,10 @@ def possible_settings(model: DecoderConfig) -> Iterator[MemorySettings]:
     groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
 
     def kept(layers: int) -> int:
-        """Count what is alive at once with groups of so many layers."""
-        number, single = divmod(model.num_layers, layers)
+        """Count the inputs that are kept at once with groups of so many layers."""
+        whole_groups, single = divmod(model.num_layers, layers)
         # Layers outside the groups need a second loop in the program, so they must save much to be worth it.
-        return number + layers + 2 * (single > 0)
+        return whole_groups + layers + 2 * (single > 0)
 
     fewest = min(range(1, model.num_layers), default=1, key=kept)
     for remat_group in dict.fromkeys((1, fewest)):
