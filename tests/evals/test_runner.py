@@ -228,6 +228,7 @@ def test_the_chat_template_takes_its_room():
     assert replace(case, prefix=" The").prompt_hash != case.prompt_hash
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_the_end_alone_has_this_heat_map(tmp_path):
     """It knows what stands in the last 1,800 bytes of a prompt; which cells these are is found in the prompts."""
 

@@ -62,6 +62,7 @@ def test_the_command(folders, theirs, capsys):
     assert f"prompt of {len(ids)} tokens; prefill " in err and err.endswith(" tokens/s\n")
 
 
+@pytest.mark.slow
 def test_a_batch_and_a_chat_on_a_ring(folders, theirs):
     model = TextGenerator.load(folders[1], mesh_dim="1,1,1,2", max_length=128, compute_dtype="float32")
     assert model.complete([PROMPT, "a"], max_new_tokens=NEW) == [theirs(PROMPT)[1], theirs("a")[1]]

@@ -82,7 +82,7 @@ def test_an_end_token_is_the_last_of_its_row():
     assert model.generate(prompts, max_new_tokens=12, end_tokens=ends) == expected
 
 
-@pytest.mark.usual("1,1,1,4-2")
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh_dim", "ulysses"), [("1,1,1,1", 1), ("2,1,2,2", 1), ("1,1,1,4", 2)])
 def test_losses_of_tokens(mesh_dim, ulysses):
     """Of three ragged rows on a mesh with dp=2, too."""

@@ -93,7 +93,7 @@ def test_kinds_and_remat_policies_agree(oracle, change):
     assert max(jax.tree.leaves(jax.tree.map(relative_error, gradients, expected_gradients))) < 1e-5
 
 
-@pytest.mark.usual("ring")
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTION[1:])
 def test_kinds_agree_on_a_window(attention):
     """Each with documents, and unlike a model without a window."""
@@ -137,9 +137,8 @@ def test_a_packed_document_is_computed_as_if_alone():
     assert relative_error(model(b.tokens[:, 23:]), packed[:, 23:]) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "layout, tp", [("zigzag", 2), *(pytest.param(x, 1, marks=pytest.mark.slow) for x in ("striped", "contiguous"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout, tp", [("zigzag", 2), ("striped", 1), ("contiguous", 1)])
 def test_positions_default_to_the_places_in_the_sequence(layout, tp):
     """On a ring of two, the stream sharded over tp as well, logits without positions are those of one device."""
     n, T = 2, 16

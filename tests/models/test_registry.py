@@ -58,6 +58,7 @@ def test_a_step_is_that_of_one_device():
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: relative_error(a, b) < 1e-5, shards, params)))
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_lends_its_parameters(tmp_path):
     (tmp_path / "text.txt").write_text("the ring carries blocks of keys and values around " * 200)
     values = base_config("toy")

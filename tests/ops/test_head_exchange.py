@@ -83,6 +83,7 @@ def test_vmap_of_heads_exchanged_among_all():
     assert_close(dict(enumerate(exchanged)), dict(enumerate(summed(dense_attention))))
 
 
+@pytest.mark.slow
 def test_copies_of_key_heads_do_not_round_their_gradients():
     """Two key heads on four devices, in bfloat16: errors are those of one device."""
     inputs, cotangents = rounded(*arrays(1024, B=1, H=8, K=2, d=64))

@@ -85,7 +85,7 @@ def test_parts_too_short_to_cut(form):
     assert_close(on_ring(3, "zigzag", inputs, cotangents, ring=form), dense(inputs, cotangents))
 
 
-@pytest.mark.usual("both_ways")
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_summed_in_float32(form):
     """In bfloat16 on eight devices, errors are those of one device."""

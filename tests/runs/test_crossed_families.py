@@ -114,7 +114,7 @@ def test_adapters_are_trained_resumed_and_exported(preset, checkpoint, pairs):
     assert main(["convert", "verify", str(out), str(pair.adapters)]) == 0
 
 
-@pytest.mark.usual(*TRAINED)
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "checkpoint"), PAIRS)
 def test_an_export_is_the_run_s_model(preset, checkpoint, pairs):
     pair = pairs(preset, checkpoint)
@@ -126,7 +126,7 @@ def test_an_export_is_the_run_s_model(preset, checkpoint, pairs):
     assert {name: ours.get(name) for name in kept} == {name: theirs.get(name) for name in kept}
 
 
-@pytest.mark.usual(*TRAINED)
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "checkpoint"), PAIRS)
 def test_a_run_answers_and_is_evaluated(preset, checkpoint, pairs, capsys):
     pair = pairs(preset, checkpoint)

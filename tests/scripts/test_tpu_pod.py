@@ -41,6 +41,7 @@ def test_one_command_on_a_pod(generation, tmp_path):
     assert len(sent) == 3 and all("--worker=all" in c and "--zone=us-west4-a" in c for c in sent)
 
 
+@pytest.mark.slow
 def test_a_share_s_name_is_one_word_for_root(tmp_path):
     """Executed, as a host would, by a shell whose `sudo` says what it is given."""
     share = "10.0.0.2:/two words;touch $(echo injected) `id` 'x' & | > y"

@@ -185,7 +185,7 @@ def test_a_template_without_end_ends(folder, template, monkeypatch):
     assert workers() <= before
 
 
-@pytest.mark.usual("indent")
+@pytest.mark.slow
 @pytest.mark.parametrize("template", LARGE.values(), ids=LARGE)
 def test_a_template_of_much_memory_ends(folder, template, monkeypatch):
     gc.collect()

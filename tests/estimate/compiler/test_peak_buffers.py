@@ -52,6 +52,7 @@ def test_the_largest_buffer_is_the_one_that_was_made_large(read):
     assert read.largest[1].bytes < first.bytes, "two of them at once would be a worse program than XLA makes"
 
 
+@pytest.mark.slow
 def test_arguments_have_the_names_that_they_have_in_the_program(read):
     assert {b.op_name for b in read.largest if b.is_argument} == {"x", "w", "v"}
 

@@ -74,7 +74,7 @@ def test_a_window_costs_a_masked_step_little(kind):
     assert causal["masked"].cycles >= 0.95 * window["masked"].cycles
 
 
-@pytest.mark.usual("forward")
+@pytest.mark.slow
 @on_tpu
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_a_step_multiplies_and_moves_what_its_shape_says(kind):

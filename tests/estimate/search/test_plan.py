@@ -358,6 +358,7 @@ def test_a_plan_says_what_its_seconds_are(monkeypatch):
     assert f"tokens/s (closed form: {counted})" in plan_text(plans._replace(run=None))
 
 
+@pytest.mark.slow
 def test_logits_that_spill_cost_their_bytes():
     """On v5e four groups of heads keep a chunk pair's logits on the chip, one does not: that takes over twice as long,
     and is not the fastest. On v5p both spill."""

@@ -62,7 +62,8 @@ print(jax.jit(lambda a, b: a @ b).lower(x, x).compile().as_text())
 """
 
 
-@pytest.mark.parametrize("target", ["v5e:2x2", pytest.param("v6e:2x2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["v5e:2x2", "v6e:2x2"])
 def test_a_matrix_product_takes_what_its_compiler_estimates(tmp_path, target):
     """At least what its FLOPs take at the units' full rate, and within 40% of XLA's own estimate."""
     environment = os.environ | {"LIBTPU_INIT_ARGS": dump_flags(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

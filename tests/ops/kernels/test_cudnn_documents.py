@@ -195,6 +195,7 @@ def test_what_is_refused_says_what_works(as_for_users):
         attend(segment_ids=None, bias=np.zeros((1, 16), np.float32))
 
 
+@pytest.mark.slow
 def test_a_model_promises_what_batches_keep(emulated, short_pieces):
     """The loss of a batch calls cuDNN for its documents; logits of any segment ids do not."""
     config = LlamaConfig(**preset("tiny") | {"kernel": "cudnn", "num_layers": 1})

@@ -29,7 +29,8 @@ def on_pallas_ring(n, layout, *given, **options):
         return on_ring(n, layout, *given, check_vma=False, kernel="pallas", **options)
 
 
-@pytest.mark.parametrize("layout", ["zigzag", *(pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS[:2])])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["zigzag", *LAYOUTS[:2]])
 def test_packed_documents_bias_lse_and_empty_rows(layout):
     """GQA, documents across shard edges, a key bias, lengths that are no whole chunks, a cotangent for lse."""
     T = 2 * 200
@@ -168,7 +169,7 @@ def test_a_copy_that_nobody_waits_for_is_a_race(races):
         assert [state.races_found for state in races] == [True]
 
 
-@pytest.mark.usual("3-1-1-3")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q_chunks", "k_chunks", "most", "tables"), [(1, 3, 3, 1), (2, 2, 4, 1), (3, 1, 3, 1), (2, 2, 3, 2), (3, 1, 1, 3)]
 )
