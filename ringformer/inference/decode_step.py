@@ -5,10 +5,10 @@ over fsdp and sp), the maximum and sum of the attention (over sp), and the parti
 It never moves a weight, nor anything that grows with the context.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from ringformer.inference.cache.token_attention import attend_token
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.layer_kinds import LayerKind, scan_periods
 from ringformer.models.own_attention import REGISTERED
-from ringformer.models.placement import placements
+from ringformer.models.placement import Placement, placements
 from ringformer.models.rms_norm import rms_norm
 from ringformer.models.share_products import ALL
 from ringformer.ops.tokenwise.words import product
@@ -52,41 +52,71 @@ def decode_hidden(
     x = _embed(weights["embed"], tokens)
     if c.embedding_scale is not None:
         x *= jnp.asarray(c.embedding_scale, x.dtype)
-    placed = placements(c, positions[:, None])
-    valid = {window: visible_slots(c, window, positions, cache.positions[:, :slots]) for window in c.windows}
     model = nnx.merge(abstract_model(c)[0], weights)
     definition, state = nnx.split(model.layers)
-    layers = nnx.to_pure_dict(state)
+    valid = {window: visible_slots(c, window, positions, cache.positions[:, :slots]) for window in c.windows}
+    step = LayerStep(c, definition, placements(c, positions[:, None]), valid, cache, slots, prefix)
+    through = step.one_after_another if unroll else step.in_a_loop
+    x, k, v = through(x, nnx.to_pure_dict(state))
+    return rms_norm(x, weights["norm"]["scale"], c.norm_eps, c.PARTS.norm_offset), k, v
 
-    def layer(kind: LayerKind, x, given):
+
+class LayerStep(NamedTuple):
+    """A token of each row on its way through the layers, and what all of them read besides their weights."""
+
+    config: DecoderConfig
+    definition: Any
+    """Definition of a layer, without arrays."""
+    placed: tuple[Placement, ...]
+    """Placement of the tokens for each of `DecoderConfig.ropes`."""
+    valid: dict[int, Bool[Array, "B S"]]
+    """Slots that the tokens see, by the window of a layer."""
+    cache: Cache
+    slots: int
+    prefix: Cache | None
+
+    def layer(self, kind: LayerKind, x, given):
+        """Run a layer; `given` are its number and its weights. Return x, and the token's key and value."""
         i, weights = given
-        caches = [layer_cache(cache, i, slots)._replace(valid=valid[kind.window])]
-        if prefix is not None:
-            caches.append(layer_cache(prefix, i, prefix.positions.shape[1]))
-        attend = partial(_attend, caches, c.logit_scale)
-        return nnx.merge(definition, weights).decode(x, placed[c.ropes.index(kind.rope)], attend)
+        caches = [layer_cache(self.cache, i, self.slots)._replace(valid=self.valid[kind.window])]
+        if self.prefix is not None:
+            caches.append(layer_cache(self.prefix, i, self.prefix.positions.shape[1]))
+        attend = partial(_attend, caches, self.config.logit_scale)
+        placement = self.placed[self.config.ropes.index(kind.rope)]
+        return nnx.merge(self.definition, weights).decode(x, placement, attend)
 
-    def of_layer(kind: LayerKind, x, i):
-        row = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, i, keepdims=False), layers)
-        return layer(kind, x, (i, row))
-
-    if unroll:
+    def one_after_another(self, x, layers: dict[str, Any]):
+        """Run all layers, with the number of each as a constant."""
         keys = []
         values = []
-        for i, kind in enumerate(c.layer_kinds):
-            x, (k, v) = layer(kind, x, (i, jax.tree.map(itemgetter(i), layers)))
+        for i, kind in enumerate(self.config.layer_kinds):
+            x, (k, v) = self.layer(kind, x, (i, jax.tree.map(itemgetter(i), layers)))
             keys.append(k)
             values.append(v)
-        k = jnp.stack(keys)
-        v = jnp.stack(values)
-    else:
-        numbers = jnp.arange(c.num_layers, dtype=jnp.int32)
-        equal = len(set(c.layer_kinds)) == 1
-        # A part of the layers would be a copy of their weights: layers of several kinds are read by number.
-        of_kind = layer if equal else of_layer
-        rows = (numbers, layers) if equal else numbers
-        x, (k, v) = scan_periods(c.periods, lambda kind, x, rows, _: lax.scan(partial(of_kind, kind), x, rows), x, rows)
-    return rms_norm(x, weights["norm"]["scale"], c.norm_eps, c.PARTS.norm_offset), k, v
+        return x, jnp.stack(keys), jnp.stack(values)
+
+    def in_a_loop(self, x, layers: dict[str, Any]):
+        """Run all layers in a loop, or in one for each run of equal ones.
+
+        A part of the layers would be a copy of their weights: layers of several kinds are read by number.
+        """
+        numbers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+        rows: Any = numbers
+
+        def layer_of_number(kind: LayerKind, x, i):
+            weights = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, i, keepdims=False), layers)
+            return self.layer(kind, x, (i, weights))
+
+        run_layer: Callable[..., Any] = layer_of_number
+        if len(set(self.config.layer_kinds)) == 1:
+            run_layer = self.layer
+            rows = numbers, layers
+
+        def run(kind: LayerKind, x, rows, _):
+            return lax.scan(partial(run_layer, kind), x, rows)
+
+        x, (k, v) = scan_periods(self.config.periods, run, x, rows)
+        return x, k, v
 
 
 def visible_slots(
