@@ -7,7 +7,7 @@ in the model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial, reduce
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import jax
@@ -19,22 +19,19 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
 from ringformer.inference.cache.arrays import Cache, CacheDtype, Entries, write_tokens
-from ringformer.inference.cache.chunk_attention import Reads, attend_cached, softmax_of
+from ringformer.inference.cache.chunk_attention import Reads
 from ringformer.inference.cache.slots import Pieces
 from ringformer.inference.cache.token_attention import for_tokens
-from ringformer.inference.cache.window_attention import attend_window, first_of_chunk, last_slots
+from ringformer.inference.chunk_step import ChunkAttention
 from ringformer.inference.decode_step import decode_hidden, next_logits
 from ringformer.inference.next_token import row_keys, sample
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
 from ringformer.inference.session_arrays import CHUNK, TOKENS, Beginning, Chunk, Scores, State
 from ringformer.inference.weight_shares import weight_shares
-from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder import Decoder
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import Axes
-from ringformer.ops import online_softmax
-from ringformer.ops.layouts import permutation
 from ringformer.ops.tokenwise.words import matrices_as_words
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
@@ -228,40 +225,12 @@ class Programs:
     ):
         """Run `prefill` on one device."""
         c = self.config
-        cache = state.cache
-        sp = self.mesh.shape["sp"]
-        on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
-        cached = reads.slots if reads else 0
-        new = chunk.rank_positions
-        slots = cache.positions[:, :cached]
-        reached = {window: min(window, cached * sp) for window in c.windows if window and cached}
-        last = {}
-        if reached:
-            first = first_of_chunk(new, "sp")
-            last = {window: last_slots(slots, first, tokens) for window, tokens in reached.items()}
-        order = permutation(c.layout, new.shape[1] * sp, sp // c.ulysses).reshape(sp, -1)
-
-        def attend(kind, layer, q, k, v):
-            options = attention_options(c, kind, c.ulysses * q.shape[1])
-            ring = partial(c.attend, q, k, v, **on_ring, **options)
-            if not reads and not beginning:
-                return ring(), (k, v)
-            if kind.window:
-                return attend_window(q, k, v, cache, layer, last[kind.window], order, "sp", **options), (k, v)
-            seen = [softmax_of(*ring(return_lse=True))]
-            if reads:
-                seen.append(attend_cached(q, cache, layer, reads, chunk.pieces, "sp", **options))
-            for shared in beginning:
-                assert prefix_reads is not None
-                options = attention_options(c, kind, q.shape[0] * q.shape[1] * sp)
-                seen.append(attend_cached(q, shared.cache, layer, prefix_reads, shared.pieces, "sp", **options))
-            return online_softmax.output(reduce(online_softmax.join, seen)).astype(q.dtype), (k, v)
-
+        attention = ChunkAttention.of(c, self.mesh.shape["sp"], state.cache, chunk, beginning, reads, prefix_reads)
         model = self._model(weights)
         x, (k, v) = model.attended(
             chunk.tokens,
             jnp.maximum(chunk.positions, 0),
-            attend=attend,
+            attend=attention.attend,
             given=jnp.arange(c.num_layers, dtype=jnp.int32),
             **self._sharding,
         )
@@ -273,7 +242,7 @@ class Programs:
         here = (chunk.positions == chunk.last[:, None]) & ends[:, None]
         x = lax.psum(jnp.where(here[..., None], x, 0).sum(axis=1), ("sp", "tp"))
         state = State(
-            write_tokens(cache, k, v, chunk.rank_positions, chunk.slots[0]),
+            write_tokens(state.cache, k, v, chunk.rank_positions, chunk.slots[0]),
             jnp.where(ends[:, None], next_logits(c, weights, x), state.logits),
             jnp.where(ends, chunk.last + 1, state.lengths),
         )
