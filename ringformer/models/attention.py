@@ -95,7 +95,8 @@ class Attention(nnx.Module):
         shares = [self.wq[...], self.wk[...], self.wv[...]]
         columns = columns_product(normed(norm, x), shares, [query_width, key_width, key_width])
         q, k, v = (rearrange(y, "b (h d) -> b 1 h d", d=c.head_dim) for y in columns)
-        q, k, v = self._with_parts(q, k, v, {name: getattr(self, name)[...] for name in self._names()}, "tp")
+        weights = {name: getattr(self, name)[...].astype(x.dtype) for name in self._names()}
+        q, k, v = self._with_parts(q, k, v, weights, "tp")
         q, k = placement(q, k)
         o, kept = attend(q, k, v)
         return rows_product(rearrange(o, "b 1 h d -> b (h d)").astype(x.dtype), self.wo[...]), kept

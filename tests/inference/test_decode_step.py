@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from ringformer.inference import programs
+from ringformer.inference import decode_step, programs
 from ringformer.inference.cache.arrays import Cache, Entries, LayerCache, as_entries, layer_cache
 from ringformer.inference.cache.token_attention import attend_token, for_tokens
 from ringformer.inference.decode_step import decode_hidden, next_logits
+from ringformer.inference.sampling import Kind
 from ringformer.models.share_products import ALL, own_rows_product
 from ringformer.parallel.mesh import make_mesh
 from tests.helpers import normal, relative_error
 from tests.inference.models import CONFIG, generator, log_probabilities
+from tests.models.test_families import tiny
 
 ROOM = 1.15
 AS_WRITTEN = {"xla_backend_optimization_level": 0, "xla_allow_excess_precision": False}
@@ -120,6 +122,21 @@ def test_a_decode_in_bfloat16(monkeypatch):
     found -= np.log(np.exp(found).sum(axis=-1, keepdims=True))
     error = np.sqrt(((found - log_probabilities(config, text)[5:]) ** 2).mean())
     assert error <= ROOM * 2.94e-2
+
+
+@pytest.mark.parametrize("family", ["qwen2", "olmo3"])
+def test_queries_and_keys_have_the_compute_dtype(family, monkeypatch):
+    """As in prefill: float32 biases made them float32, and the attention converted the cache."""
+    dtypes = []
+
+    def recorded(q, k, v, *arguments, **options):
+        dtypes.extend(str(x.dtype) for x in (q, k, v))
+        return attend_token(q, k, v, *arguments, **options)
+
+    monkeypatch.setattr(decode_step, "attend_token", recorded)
+    mesh = make_mesh("1,1,1,2", jax.devices()[:2])
+    programs.Programs(tiny(family, compute_dtype="bfloat16"), mesh).lower_decode(2, 16, 16, Kind())
+    assert dtypes and set(dtypes) == {"bfloat16"}
 
 
 def test_layers_one_after_another(monkeypatch):
