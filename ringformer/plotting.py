@@ -10,7 +10,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-INK, FAINT, RULE = "#24292f", "#6e7781", "#d8dee4"
+INK = "#24292f"
+FAINT = "#6e7781"
+RULE = "#d8dee4"
 
 STYLE: Any = {
     "svg.fonttype": "none",

@@ -15,6 +15,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("results/max_context.json"), help="attempts of Table 3")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of tables.md and figures/")
     args = parser.parse_args(words)
+    if not args.results.is_file():
+        parser.error(f"--results={args.results} does not exist: `ringformer tables` makes it, or name another")
     if args.docs.is_file():
         parser.error(f"--docs={args.docs} is a file; give a folder")
     for written in write_tables(ResultFiles.beside(args.results), args.docs):

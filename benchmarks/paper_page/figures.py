@@ -54,11 +54,14 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
             if not after:
                 label(axes, f"{length / row.paper:g}×", (length, y), (8, 0), color=color, fontweight="bold")
             if days > 1:
-                side, shift = "center", 0
+                side = "center"
+                shift = 0
                 if before:
-                    side, shift = "left", 3
+                    side = "left"
+                    shift = 3
                 if after:
-                    side, shift = "right", -3
+                    side = "right"
+                    shift = -3
                 style = {"ha": side, "va": "baseline", "fontsize": 7, "color": color}
                 label(axes, f"{days:.1f} days", (length, y), (shift, -13), **style)
             if y == 0:
@@ -157,7 +160,8 @@ def draw_parallelism(
     fastest = np.min(list(lines.values()), axis=0)
     for (name, seconds), color in zip(lines.items(), cycle(RANK_COLORS), strict=False):
         axes.plot(tokens, np.divide(seconds, fastest), color=color, linewidth=1.8, label=name)
-        compiled, ratios = [], []
+        compiled = []
+        ratios = []
         for way, n, taken in points:
             if way == name:
                 compiled.append(n)

@@ -74,7 +74,11 @@ def _row(axes, y: int, shares: Shares, color: str) -> None:
     axes.plot(ring, y, "o", markersize=7, color=color, zorder=3)
     if not np.isnan(ring):
         ours = [ring, expected]
-        place, shift, side = np.nanmax(ours), 7, "left"
+        place = np.nanmax(ours)
+        shift = 7
+        side = "left"
         if ring <= blockwise:  # the number stands on the side without the baseline's dot
-            place, shift, side = np.nanmin(ours), -7, "right"
+            place = np.nanmin(ours)
+            shift = -7
+            side = "right"
         label(axes, f"{ring:.0%}", (place, y), (shift, 0), ha=side, fontsize=8, color=color)

@@ -52,7 +52,8 @@ def bars(results: dict[str, Any]) -> list[Bar]:
     for cell in cells():
         runs = results.get(cell.name)
         if runs is not None:
-            c, (dtype, kernel) = cell.configuration, cell.variant
+            c = cell.configuration
+            dtype, kernel = cell.variant
             palm = shares(cell, runs, causal=False)
             causal = shares(cell, runs, causal=True)
             variant = f"{DTYPES[dtype]}, {KERNELS[kernel]}"

@@ -54,13 +54,16 @@ def page(
         compilers.add(attempt["compiled_by"])
         if attempt["fits"]:
             sources.add(_source(attempt))
-    as_in_paper, single, baselines = [], [], []
+    as_in_paper = []
+    single = []
+    baselines = []
     for row in ROWS:
         as_in_paper.append(_ring_row(row, row.sequences, attempts))
         baselines.append(_baseline_row(row, attempts))
         if row.sequences > 1:
             single.append(_ring_row(row, 1, attempts))
-    kernels, shorter_kernels = [], []
+    kernels = []
+    shorter_kernels = []
     for cell in cells():
         if cell.kernel != "xla":
             kernels.append(_kernel_row(cell, attempts))

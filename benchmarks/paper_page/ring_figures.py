@@ -115,7 +115,8 @@ def _box(axes, center, size, text: str, face: str, edge: str, **style: Any) -> N
     """Draw a box with rounded corners and a text in its middle."""
     from matplotlib.patches import FancyBboxPatch
 
-    (x, y), (width, height) = center, size
+    x, y = center
+    width, height = size
     shape: Any = {"boxstyle": "round,pad=0,rounding_size=0.05", "linewidth": 1.5, "zorder": 2}
     corner = (x - width / 2, y - height / 2)
     axes.add_patch(FancyBboxPatch(corner, width, height, facecolor=face, edgecolor=edge, **shape))

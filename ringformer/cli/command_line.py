@@ -84,6 +84,7 @@ def run(words: list[str]) -> int:
             option, dot, key = name.partition(".")
             hint = f"see {parser.prog} --help"
             near = difflib.get_close_matches(option, valid, 1, cutoff=0.85)
+            near += [longer for longer in valid if longer.startswith(f"{option}_")]
             if near:
                 hint = f"did you mean {near[0]}{dot}{key}?"
             raise ValueError(f"there is no option {name}; {hint}")

@@ -94,7 +94,8 @@ def draw_losses(plt, panels: Mapping[str, Mapping[int, Loss]], title: str) -> An
     size = max(6.2, 4.3 * len(panels)), 3.6
     figure, axes_of_all = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
     for axes, (name, losses) in zip(axes_of_all[0], panels.items(), strict=True):
-        nats, spreads = [], []
+        nats = []
+        spreads = []
         for loss in losses.values():
             low, high = loss.interval or (loss.nats, loss.nats)
             nats.append(loss.nats)

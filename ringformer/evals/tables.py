@@ -100,7 +100,8 @@ def lines_table(rows: Sequence[Row]) -> str:
 def span(rows: Sequence[Row], field: str) -> str:
     """Format the smallest and the largest number in a field."""
     counts = column(rows, field)
-    low, high = min(counts), max(counts)
+    low = min(counts)
+    high = max(counts)
     return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 

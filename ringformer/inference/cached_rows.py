@@ -76,7 +76,8 @@ class CachedRows:
         prefix_reads = None
         beginning = []
         if begin is not None:
-            prefix, (prefix_reads, shared) = begin._sizes.capacity, begin._reads(len(rows) * P, "queries")
+            prefix = begin._sizes.capacity
+            prefix_reads, shared = begin._reads(len(rows) * P, "queries")
             beginning = [Beginning(begin._state.cache, as_globals(shared, programs.mesh, CHUNK.pieces))]
         prefill = programs.prefill(len(rows), sizes.capacity, P, reads, prefix, prefix_reads, scored)
         slots = self._slots.take_chunk(positions.reshape(len(rows), sizes.ranks, -1))

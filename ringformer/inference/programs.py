@@ -250,7 +250,8 @@ class Programs:
 
     def _decode(self, weights, state: State, control, numbers, *prefix: Cache, read: int, kind: Kind):
         """Run `decode` on one device."""
-        (cache, logits, lengths), B = state, state.lengths.shape[0]
+        cache, logits, lengths = state
+        B = state.lengths.shape[0]
         seed, top_k, rank, slot = control[:4]
         first = lax.axis_index("dp") * B
         alive = lax.dynamic_slice_in_dim(control, 4 + first, B) > 0

@@ -31,8 +31,8 @@ OF_KEY_HEADS = ("wk", "wv", "bk", "bv", "k_norm")
 class Attention(nnx.Module):
     """Causal self-attention with grouped key heads.
 
-    What attends is an argument: `attend(q, k, v)` gets rotated q and k, and returns the outputs and anything that it
-    keeps. Both forms return the layer's output and what was kept.
+    The caller passes `attend(q, k, v)`, which gets rotated q and k, and returns the outputs and anything that it keeps.
+    Both forms return the layer's output and what `attend` kept.
     """
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):

@@ -143,7 +143,8 @@ class Decoder(nnx.Module):
         definition, stacked = nnx.split(self.layers)
 
         def layer(kind: LayerKind, x, of_layer, shared):
-            (weights, given), (placed, segment_ids) = of_layer, shared
+            weights, given = of_layer
+            placed, segment_ids = shared
             own = partial(_attend, c, kind, axes, segment_ids, segments)
             if attend is not None:
                 own = partial(attend, kind, given)

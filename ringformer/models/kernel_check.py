@@ -251,7 +251,8 @@ def _backward_by_halves(
     dqs = []
     sums = []
     for half in halves_of_heads(keys.kv.shape[2], (1, 1)):
-        heads, (do, rows, *_) = half.heads, cotangents
+        heads = half.heads
+        do, rows, *_ = cotangents
         their = queries._replace(q=queries.q[:, heads]), keys._replace(kv=keys.kv[:, :, heads])
         mine = *their, Cotangents(do[:, heads], rows[:, :, heads]), work_list
         dq, once = blocks.backward(jnp.zeros(mine[0].q.shape, jnp.float32), *mine)

@@ -24,7 +24,8 @@ along the sequence (in natural order), so that each segment is one interval of t
 def check(q: Any, k: Any, v: Any, layout: Any, causal: Any, segment_ids: Any, segments: Any, bias: Any) -> None:
     """Raise ValueError if shapes or dtypes do not fit together, naming both sides, or the layout is unknown."""
     check_dimensions(q, k)
-    (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
+    B, T, H, d = q.shape
+    S, K = k.shape[1:3]
     if 0 in q.shape + k.shape:
         raise ValueError(f"nothing to attend: q {q.shape} and k {k.shape} must not be empty")
     if k.shape != v.shape or k.shape[0] != B or k.shape[3] != d:

@@ -153,7 +153,8 @@ def leave(
 
 
 def _move(x, layout, axis_name, ulysses, inverse):
-    r, (B, T, *rest) = ring_size_of(axis_name, ulysses), x.shape
+    r = ring_size_of(axis_name, ulysses)
+    B, T, *rest = x.shape
     check_layout(layout, r * ulysses * T, r, ulysses)
     here = np.arange(r * ulysses)
 

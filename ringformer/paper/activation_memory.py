@@ -64,9 +64,13 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
         temporaries: dict[str, list[int]] = {EVALUATION: [], TRAIN_STEP: []}
         for c in LENGTHS[kind]:
             log(f"[table 1] {kind}, {c:,} tokens per device")
-            mesh, seq_len, batch = "1,-1,1,1", c, DEVICES
+            mesh = "1,-1,1,1"
+            seq_len = c
+            batch = DEVICES
             if kind == "ring":
-                mesh, seq_len, batch = "1,1,1,-1", c * DEVICES, 1
+                mesh = "1,1,1,-1"
+                seq_len = c * DEVICES
+                batch = 1
             for program, sizes in temporaries.items():
                 size = compile_apart(Workload(model, target, mesh, seq_len, batch), program).temp_bytes
                 if size is None:

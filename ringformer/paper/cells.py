@@ -122,9 +122,11 @@ class Cell(NamedTuple):
         m = self.sequences
         options = self.regime._asdict() | dict(fetch_ahead=not self.regime.offload, kernel=self.kernel)
         model = LlamaConfig(**preset(self.row.model) | options | {"attention": self.attention})
-        mesh_dim, batch_size = f"1,{n},1,1", n
+        mesh_dim = f"1,{n},1,1"
+        batch_size = n
         if self.attention == "ring":
-            mesh_dim, batch_size = f"1,{m},1,{n // m}", m
+            mesh_dim = f"1,{m},1,{n // m}"
+            batch_size = m
         workload = Workload(model, find_target(self.target), mesh_dim, seq_len, batch_size, name=self.row.model)
         return workload.with_kernel()[0]
 
@@ -150,13 +152,15 @@ class Cell(NamedTuple):
 def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
     """Return every cell: rings with the paper's number of sequences, rings with one sequence, the baselines, the
     scaling series, and rings with kernels."""
-    papers, scaling = [], []
+    papers = []
+    scaling = []
     for row in rows:
         if row.paper:
             papers.append(row)
         else:
             scaling.append(Cell(row, "ring", REGIMES[1], 1))
-    rings, single = [], []
+    rings = []
+    single = []
     for regime, row in product(REGIMES[::-1], papers):
         rings.append(Cell(row, "ring", regime, row.sequences))
         if row.sequences > 1:

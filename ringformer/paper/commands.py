@@ -55,7 +55,8 @@ def _tables(args: argparse.Namespace) -> None:
     whole = not (args.row or args.only or args.passes == 0)
     of_rows = cells.cells(rows)
     searched = _named(of_rows, args.only)
-    compared, agents = [], []
+    compared = []
+    agents = []
     if whole or args.only.startswith(training_mfu.TABLE):
         compared = _named(training_mfu.cells(), args.only)
     if whole or args.only.startswith(trajectories.TABLE):

@@ -105,9 +105,11 @@ class Cell(NamedTuple):
         target = find_target(self.target)
         ranks = target.num_devices // c.tp
         seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]
-        attention, sp = "blockwise", 1
+        attention = "blockwise"
+        sp = 1
         if run == RING:
-            attention, sp = "ring", c.ring // c.blockwise
+            attention = "ring"
+            sp = c.ring // c.blockwise
         q_chunk, k_chunk = USUAL if self.variant.kernel == "pallas" else (default_chunk(c.blockwise * K),) * 2
         options = self.variant._asdict() | dict(attention=attention, q_chunk=q_chunk, k_chunk=k_chunk)
         model = LlamaConfig(**preset(c.model) | options)

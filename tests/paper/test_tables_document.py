@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.paper_page.__main__ import main
 from benchmarks.paper_page.page import _fits_text, _longest_text, _within_text, write_tables
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
@@ -87,6 +89,20 @@ def test_the_page_is_written_where_it_is_told_and_nothing_elsewhere(tmp_path, mo
     ]
     written = "page/tables.md figures/longest_contexts.svg figures/training_cost.svg figures/training_mfu.svg"
     assert capsys.readouterr().out.split() == written.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--results=none.json"], "--results=none.json does not exist"),
+        ([f"--results={ROOT}/results/max_context.json", f"--docs={__file__}"], "is a file; give a folder"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_the_committed_page_is_what_the_results_say(tmp_path):

@@ -96,7 +96,8 @@ def _fill(lengths: np.ndarray, capacity: int, balanced: float) -> np.ndarray:
         if at < len(rooms):
             room, bins[i] = divmod(rooms.pop(at), POOL)
         else:
-            room, bins[i] = capacity, used
+            room = capacity
+            bins[i] = used
             used += 1
         if room > sizes[i]:
             insort(rooms, (room - sizes[i]) * POOL + bins[i])

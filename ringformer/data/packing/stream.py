@@ -39,12 +39,14 @@ class DocumentStream(StoreSequences):
 
     def _stretch(self, index: int, low: int, high: int) -> Batch:
         order, starts, start = self._cut(index)
-        first, last = start + low, start + high  # in the stream: the first token and the last target
+        first = start + low
+        last = start + high  # in the stream: the first token and the last target
         i, j = np.searchsorted(starts, [first, last], side="right")
         starts, ends, documents = starts[i - 1 : j], starts[i : j + 1], order[i - 1 : j]
         begins = np.maximum(starts, first)
         stops = np.minimum(ends, last + 1)
-        shift, lengths = self.store.offsets[documents] - starts, stops - begins  # from the stream to the store
+        shift = self.store.offsets[documents] - starts
+        lengths = stops - begins  # from the stream to the store
 
         text, trained = self._text(begins + shift, stops + shift)
         same = np.ones(high - low, bool)

@@ -81,11 +81,14 @@ class WholeDocuments(StoreSequences):
             text, trained = self._text(from_store, from_store + lengths + more)
             goes_on = np.ones(size, bool)
             goes_on[(begins + lengths - 1 - low)[~more]] = False
-            tokens[:size], targets[: len(text) - 1] = text[:size], text[1:]
+            tokens[:size] = text[:size]
+            targets[: len(text) - 1] = text[1:]
             targets[:size][~goes_on] = 0
-            mask[:size], ends[:size] = goes_on, ~goes_on
+            mask[:size] = goes_on
+            ends[:size] = ~goes_on
             mask[: len(text) - 1] &= trained[1:]
-            positions[:size], segment_ids[:size] = np.arange(low, end), 1
+            positions[:size] = np.arange(low, end)
+            segment_ids[:size] = 1
             if self.packed_attention == "document":
                 positions[:size] -= np.repeat(starts[i - 1 : j], lengths).astype(np.int32)
                 segment_ids[:size] = np.repeat(np.arange(i, j + 1), lengths)

@@ -33,7 +33,8 @@ def with_parallelism(workload: Workload, ulysses: int, ring: RingForm) -> Worklo
 def is_possible(workload: Workload) -> bool:
     """Return True if the exchange divides the ring and the heads that a device computes at once, and the form of the
     ring can be worth it."""
-    model, (_, _, tp, sp) = workload.model, workload.mesh_shape
+    model = workload.model
+    _, _, tp, sp = workload.mesh_shape
     if sp % model.ulysses or model.num_heads // tp // model.head_groups % model.ulysses:
         return False
     if 0 not in workload.windows:

@@ -108,7 +108,9 @@ def _gathered(workload: Workload, layers: int) -> float:
 
 def _exchange(workload: Workload) -> float:
     """Asynchronous exchanges hide under the projections of a layer."""
-    model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
+    model = workload.model
+    target = workload.target
+    _, _, tp, sp = workload.mesh_shape
     if model.ulysses == 1 or not model.on_ring:
         return 0.0
     tokens = workload.seq_len // sp
@@ -130,7 +132,8 @@ def _exchange(workload: Workload) -> float:
 def _weights(workload: Workload, computation: float) -> float:
     """Gathers hide under the layers that run meanwhile; so do the sums of gradients on GPUs, but hardly on TPUs. Chips
     without SparseCores sum by all-reduces, which send twice the bytes (docs/overlap.md)."""
-    model, (_, fsdp, tp, sp) = workload.model, workload.mesh_shape
+    model = workload.model
+    _, fsdp, tp, sp = workload.mesh_shape
     if fsdp * sp == 1:
         return 0.0
     runs = forward_runs(model)[0]
@@ -148,7 +151,8 @@ def _weights(workload: Workload, computation: float) -> float:
 
 def _tensor_parallelism(workload: Workload) -> float:
     """Gathers and scatters over tp of attention and feed-forward: forward, recomputed, backward."""
-    model, (_, _, tp, sp) = workload.model, workload.mesh_shape
+    model = workload.model
+    _, _, tp, sp = workload.mesh_shape
     tokens = _sequences(workload) * workload.seq_len / sp
     moved = 4 * tokens * model.hidden_size * itemsize(model) * (tp - 1) / tp
     return (1 + forward_runs(model)[0]) * model.num_layers * moved / workload.target.ring_bandwidth(tp)

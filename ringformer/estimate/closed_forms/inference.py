@@ -25,7 +25,8 @@ def weight_bytes(workload: InferenceWorkload) -> int:
 def cache_bytes(workload: InferenceWorkload) -> int:
     """Bytes of a device's share of the keys and values: 2 L B S K d elements, split over sp, and over tp up to the
     number of key heads; with int8, 2 L B S K scales more."""
-    m, (dp, _, tp, _) = workload.model, workload.mesh_shape
+    m = workload.model
+    dp, _, tp, _ = workload.mesh_shape
     slots = workload.batch_size // dp * workload.sizes.capacity
     entry = m.head_dim + 4 if workload.cache_dtype == "int8" else m.head_dim * itemsize(m)
     return 2 * m.num_layers * slots * max(1, m.num_kv_heads // tp) * entry
@@ -46,7 +47,8 @@ def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
     Weights, cache and new keys are exact (without chunks, keys are computed directly in the cache). The number of a
     layer's arrays that are alive at once was read from compiled programs.
     """
-    m, (dp, _, tp, sp) = workload.model, workload.mesh_shape
+    m = workload.model
+    dp, _, tp, sp = workload.mesh_shape
     item = itemsize(m)
     rows = workload.batch_size // dp
     local = rows * workload.chunk // sp
@@ -93,10 +95,13 @@ def _read_params(model: DecoderConfig) -> float:
 def prefill_seconds(workload: InferenceWorkload) -> float:
     """Seconds of a whole context's prefill, from FLOPs at the usual shares of the peak and from the bytes that each
     layer moves for a chunk. Only the ring's transfers count as hidden."""
-    m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
+    m = workload.model
+    target = workload.target
+    dp, _, tp, sp = workload.mesh_shape
     share = efficiency(target.generation, m.kernel, m.head_dim)
     item = itemsize(m)
-    rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work
+    rows = workload.batch_size // dp
+    shared = tp * sp  # fsdp does not split work
     weights = _read_params(m)
     products, pairs = prefill_flops(workload)
     compute = products / dp / shared / share.products + pairs / dp / shared / share.pairs
@@ -124,7 +129,8 @@ def _window_bytes(workload: InferenceWorkload, window: int) -> int:
     """Return the bytes of the keys and values that a device collects for a chunk in a layer with a window."""
     if not window:
         return 0
-    m, (dp, _, tp, _) = workload.model, workload.mesh_shape
+    m = workload.model
+    dp, _, tp, _ = workload.mesh_shape
     keys = workload.batch_size // dp * (workload.chunk + window) * max(1, m.num_kv_heads // tp)
     return 2 * keys * m.head_dim * itemsize(m)
 

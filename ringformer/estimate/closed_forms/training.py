@@ -122,7 +122,9 @@ def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, fl
     model = workload.model
     target = workload.target
     T = workload.seq_len
-    peak, (_, forwards), ranks = target.chip.flops(model.compute_dtype), forward_runs(model), workload.ring_size
+    peak = target.chip.flops(model.compute_dtype)
+    _, forwards = forward_runs(model)
+    ranks = workload.ring_size
     options = attention_options(model, LayerKind(window), workload.ring_tokens)
     if window:
         excess = 1 + (options["q_chunk"] or default_chunk(workload.ring_tokens)) / window
@@ -156,7 +158,8 @@ def _logits_on_chip(workload: Workload, options: dict[str, Any]) -> bool:
     `options`: kernel and chunks of the pair."""
     if options["kernel"] != "xla":
         return True
-    model, (_, _, tp, _) = workload.model, workload.mesh_shape
+    model = workload.model
+    _, _, tp, _ = workload.mesh_shape
     usual = default_chunk(workload.seq_len // workload.ring_size)
     pair = (options["q_chunk"] or usual) * (options["k_chunk"] or usual)
     heads = model.num_heads / (tp * model.ulysses * model.head_groups)
@@ -204,7 +207,8 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
     tp = workload.mesh_shape[2]
     if 0 not in workload.windows or workload.hops(0) == 0:
         return {}
-    hops, devices = {}, tp * model.ulysses  # that share the heads
+    hops = {}
+    devices = tp * model.ulysses  # that share the heads
     for name in ("forward", "backward"):
         backward = name == "backward"
         flops = hop_flops(model, workload.ring_tokens, backward=backward) / devices

@@ -99,7 +99,8 @@ def _step(workload: InferenceWorkload, estimate: Estimate | None) -> StepTime | 
 
 
 def _prefill_json(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> dict[str, Any]:
-    time, (first, last) = prefill_time(workload, estimates), _first_and_last(workload, estimates)
+    time = prefill_time(workload, estimates)
+    first, last = _first_and_last(workload, estimates)
     return {
         "prefill_chunk": workload.chunk,
         "chunks": workload.chunks,
@@ -127,7 +128,8 @@ def _decode_json(workload: InferenceWorkload, time: StepTime | None) -> dict[str
 
 
 def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> list[str]:
-    time, (first, last) = prefill_time(workload, estimates), _first_and_last(workload, estimates)
+    time = prefill_time(workload, estimates)
+    first, last = _first_and_last(workload, estimates)
     if time is None or first is None or last is None:
         return []
     several = ""

@@ -54,7 +54,8 @@ def seconds_of_documents(
     model = workload.model
     one = one_document(workload).by_hop[0]
     step = _compiled(schedule, one) if schedule else _counted(workload)
-    slower, within = 1.0, 0.0  # within: pairs within pieces, which XLA computes
+    slower = 1.0
+    within = 0.0  # pairs within pieces, which XLA computes
     if chunk and model.kernel == "pallas":
         slower = kernel_share(model.q_chunk or default_chunk(workload.ring_tokens)) / kernel_share(chunk)
     if model.kernel == "cudnn" and schedule is None:

@@ -18,9 +18,13 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     have = c.workload.target.chip.hbm_bytes
     time = c.timed(e)
     exposed = ""
-    need, host, how = c.peak, c.host, "closed form, not compiled"
+    need = c.peak
+    host = c.host
+    how = "closed form, not compiled"
     if e:
-        need, host, how = e.peak_bytes, e.host_bytes, "compiled"
+        need = e.peak_bytes
+        host = e.host_bytes
+        how = "compiled"
     if e and e.schedule:
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of the ring exposed in its loops; "
     of_host = f", {host / GiB:.1f} GiB of host memory per device" if host else ""

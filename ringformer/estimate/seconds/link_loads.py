@@ -60,7 +60,8 @@ def link_seconds(links: Network, kind: str, groups: Groups) -> Float[np.ndarray,
         for group in whole:
             pairs += permutations(group, 2)
         share = 1 / len(whole[0])
-    places, (source, target) = np.array(links.places), np.array(pairs, int).reshape(-1, 2).T
+    places = np.array(links.places)
+    source, target = np.array(pairs, int).reshape(-1, 2).T
     if not links.node_bandwidth:
         return share * _messages(places, places[source], places[target], links.wraps) / links.link_bandwidth
     outside = places[source, 0] != places[target, 0]

@@ -27,7 +27,8 @@ def _cores(target: Target) -> int:
 def _messages_of_a_hop(workload: Workload) -> float:
     """Return the messages on the busiest link of a hop, which is as many as the links that one crosses: the chips of a
     rank's side. Half of them go the other way around a torus if both ways are equally long."""
-    target, (_, _, tp, sp) = workload.target, workload.mesh_shape
+    target = workload.target
+    _, _, tp, sp = workload.mesh_shape
     boxes = _boxes(target, sp, tp, workload.model.ulysses)
     if boxes.ring is None:
         return 2 * max(boxes.rank)  # to every second place of a path
@@ -41,7 +42,8 @@ def _messages_of_a_hop(workload: Workload) -> float:
 def hop_rate(workload: Workload, window: int = 0) -> float:
     """Bytes per second of one device in a hop of the ring, in both directions together if half of the keys go each
     way, as those of layers with a window do in the layout zigzag."""
-    target, (_, _, tp, sp) = workload.target, workload.mesh_shape
+    target = workload.target
+    _, _, tp, sp = workload.mesh_shape
     rate = target.ring_bandwidth(sp * tp)
     ways = 1
     if target.chip.kind == "tpu":
@@ -57,7 +59,9 @@ def hop_rate(workload: Workload, window: int = 0) -> float:
 
 def exchange_rate(workload: Workload) -> float:
     """Bytes of a device's operand per second in an exchange of heads; the part that it keeps counts too."""
-    target, ulysses, (_, _, tp, sp) = workload.target, workload.model.ulysses, workload.mesh_shape
+    target = workload.target
+    ulysses = workload.model.ulysses
+    _, _, tp, sp = workload.mesh_shape
     chip = target.chip
     if chip.kind == "gpu":
         here = min(ulysses, max(1, GPUS_OF_A_NODE // tp))
@@ -76,7 +80,8 @@ def exchange_rate(workload: Workload) -> float:
 def keys_rate(workload: Workload) -> float:
     """Bytes per second of a gather or a sum of keys over a ring: on TPUs, over both directions of each dimension in
     which the ring extends, which the devices of a rank share."""
-    target, (_, _, tp, sp) = workload.target, workload.mesh_shape
+    target = workload.target
+    _, _, tp, sp = workload.mesh_shape
     if target.chip.kind == "gpu":
         return _gpu_gather_rate(target, sp * tp, tp * workload.model.ulysses)
     boxes = _boxes(target, sp, tp, workload.model.ulysses)

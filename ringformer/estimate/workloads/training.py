@@ -170,7 +170,8 @@ class Workload:
     def with_kernel(self) -> tuple[Self, str]:
         """Return the workload with kernel and chunks chosen for the target, and a line that names them and the reason.
         Raises ValueError for a kernel that the target does not support."""
-        chip, (_, _, tp, sp) = self.target.chip, self.mesh_shape
+        chip = self.target.chip
+        _, _, tp, sp = self.mesh_shape
         ranks = sp // self.model.ulysses
         model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks, ranks, tp)
         return replace(self, model=model), why

@@ -170,9 +170,13 @@ def _tracking(setting: Setting) -> Plan:
 
 def _common(setting: Setting) -> Plan:
     """Plan a list of words after an example list; ten words are more frequent than the others."""
-    shown, example_repeats, repeats = 20, (3, 1), (6, 1)
+    shown = 20
+    example_repeats = 3, 1
+    repeats = 6, 1
     if setting.length >= LONG:
-        shown, example_repeats, repeats = 40, (10, 3), (30, 3)
+        shown = 40
+        example_repeats = 10, 3
+        repeats = 30, 3
     words = setting.data.words
 
     def repeated(rng: random.Random, chosen: Sequence[str], times: tuple[int, int]) -> list[str]:
@@ -207,7 +211,8 @@ def _frequent(setting: Setting) -> Plan:
         rng.shuffle(text)
         return Built(prompts.coded_text(text), vocabulary[1:4])
 
-    first, fewest = setting.room // 6, 75  # from 75 on, the fourth word is more frequent than the fifth
+    first = setting.room // 6
+    fewest = 75  # from 75 on, the fourth word is more frequent than the fifth
     return Plan(build, fewest + (first - fewest) % step, step, unit=step)
 
 

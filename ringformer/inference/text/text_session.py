@@ -40,7 +40,9 @@ class TextSession:
         if not self._ids:  # an empty session, or contents that are undefined
             self._session = self._last = None  # free before there is another
             self._session = self._generator.session(1)
-        session, self._last, self._ids = self._session, None, []  # until the prompt is read
+        session = self._session
+        self._last = None
+        self._ids = []  # until the prompt is read
         assert session is not None
         try:
             steps = self._read(session, prompt, kept, max_new_tokens, sampling)

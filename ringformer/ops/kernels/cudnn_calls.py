@@ -67,7 +67,8 @@ def backward(
 ) -> tuple[Float[Array, "B T H d"], Float[Array, "B S K d"], Float[Array, "B S K d"]]:
     """Return `(dq, dk, dv)` with p = exp(scale q k^T - lse) and ds = p (do v^T - rowsum(o do)). The rows that `o` and
     `lse` describe may also see keys that are not in this call."""
-    (B, T, H, d), (_, S, K, _) = q.shape, k.shape
+    B, T, H, d = q.shape
+    _, S, K, _ = k.shape
     config = _config(q, k, scale, _mask(causal, lengths), _BACKWARD)
     shapes = [(B, H, T, d), (B, K, S, d), (B, K, S, d)]
     operands = (q, k, v, lse, do, o, *(lengths or ()))
@@ -78,7 +79,8 @@ def backward(
 def _workspace(q, k) -> int:
     """Bytes that the backward takes besides its results: dq and rowsum(o do) in float32 and, with GQA, dk and dv for
     each query head. Only estimates use this value; on a device, XLA replaces it with cuDNN's own."""
-    (B, T, H, d), (_, S, K, _) = q.shape, k.shape
+    B, T, H, d = q.shape
+    _, S, K, _ = k.shape
     return 4 * B * H * T * (d + 1) + (2 * q.dtype.itemsize * B * H * S * d if H > K else 0)
 
 
@@ -133,7 +135,8 @@ def _mask(causal: bool, lengths: Lengths | None) -> str:
 
 
 def _config(q, k, scale, mask, products) -> dict[str, Any]:
-    (B, T, H, _), S = q.shape, k.shape[1]
+    B, T, H, _ = q.shape
+    S = k.shape[1]
     layout = {
         "dim_level_types": [],
         "dim_unique": [],

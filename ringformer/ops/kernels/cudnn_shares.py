@@ -93,12 +93,14 @@ def gradients(
 
 def _share(q, kv, o, do, lse, view: View, scale: float):
     """Return the shares of dq and of [dk, dv] for the cotangent `do` of `o`."""
-    (K, T), S = (q.shape[1], q.shape[3]), kv.shape[3]
+    K, T = q.shape[1], q.shape[3]
+    S = kv.shape[3]
     hidden = view.hidden_rows(T)
     if hidden is not None:
         lse = jnp.where(_of_heads(hidden), _NOTHING, lse)
     lse = rearrange(_rolled(lse, view.moved, up=True), "b k g t -> b (k g) t")
-    (k, v), (q, o, do) = _keys_for(view, kv), (_rows_for(view, x) for x in (q, o, do))
+    k, v = _keys_for(view, kv)
+    q, o, do = (_rows_for(view, x) for x in (q, o, do))
     gq, *gkv = cudnn_calls.backward(q, k, v, o, lse, do, scale, view.causal, _at_least_one(view.lengths))
     gq = _rolled(rearrange(gq, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view.moved)
     dkv = rearrange(jnp.stack(gkv), "two b s k d -> two b k s d").astype(jnp.float32)
