@@ -3,7 +3,7 @@
 From these follow the chunks of a shard, the streams in which its keys travel, and the chunk pairs of a block.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -107,7 +107,7 @@ class Attention:
 
     ring: Ring
     blocks: Blocks
-    mask: Mask = field(default_factory=Mask)
+    mask: Mask = Mask()
     returns_lse: bool = False
     """True if lse may have a cotangent."""
     key_filler: int = 0

@@ -1,14 +1,19 @@
 """`ringformer generate`: text to stdout, speed to stderr, and mistakes in one line before a model is loaded."""
 
+import argparse
 import io
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
 
 from ringformer.checkpoints.rope_change import RopeChange
 from ringformer.cli import main
+from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.inference.generator import Generator
+from ringformer.inference.options import add_model_options
 from ringformer.inference.sampling import Sampling
+from ringformer.models.decoder_config import DecoderConfig
 from tests.data.chat_samples import sentencepiece
 from tests.inference.fake_generator import FakeGenerator
 from tests.inference.runs import converted_folder, run_folder
@@ -293,3 +298,22 @@ def test_a_model_that_names_no_context_needs_a_length_at_a_terminal(tmp_path, lo
     loaded.script = [[[2]]]
     assert main(["generate", f"--run={model}", "--max_length=300"]) == 0
     assert loaded[0][1]["max_length"] == 300
+
+
+def test_choices_are_those_of_the_model():
+    """Help shows them without JAX, so they are written again."""
+    parser = argparse.ArgumentParser()
+    add_model_options(parser, "a run")
+    choices = {action.dest: action.choices for action in parser._actions}
+    types = get_type_hints(DecoderConfig)
+    for name in ("kernel", "compute_dtype"):
+        assert choices[name] == literals(types[name])
+    assert choices["cache_dtype"] == get_args(CacheDtype)
+
+
+def literals(annotation) -> tuple[str, ...]:
+    """The strings of a Literal, also of one within another."""
+    found: tuple[str, ...] = ()
+    for choice in get_args(annotation):
+        found += (choice,) if isinstance(choice, str) else literals(choice)
+    return found

@@ -99,7 +99,6 @@ def test_the_fastest_that_is_accepted_is_chosen(monkeypatch):
     assert "--config.model.head_groups=4" in text and "rejected candidates" in text
 
 
-@pytest.mark.slow
 def test_the_longest_halves_until_something_is_accepted(monkeypatch):
     compiler(monkeypatch, lambda workload: workload.seq_len <= 2**17)
     found = longest_plan(goal("llama_7b", GPUS, 1), asked())

@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -34,6 +36,12 @@ def workload(target="v5e:2x2"):
 @lru_cache
 def scheduled():
     return compile_apart(workload())
+
+
+def test_what_has_no_schedule_stays_as_it_is():
+    estimate: Any = SimpleNamespace(schedule=None)
+    log: list[str] = []
+    assert with_machine_code(workload(), estimate, log.append) is estimate and not log
 
 
 @pytest.mark.slow
