@@ -1,5 +1,5 @@
-"""Measurements on one GPU: parity of the op, attention's TFLOP/s, inference, MFU of a step, and peak memory beside the
-estimate.
+"""Measurements on one GPU: parity of the op, TFLOP/s of attention and products, inference, MFU of a step, its kernels, and
+peak memory beside the estimate.
 
 Attention by XLA's blocks and by cuDNN's, this one beside the calls of cuDNN alone.
 
@@ -23,7 +23,6 @@ import time
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.device_timing import median_seconds
 from benchmarks.gpu_inference import INFERENCE, inference, predicted_inference, token_attention
+from benchmarks.gpu_shares import head_sizes, products, profiled
 from ringformer.cli.parser import output_file
 
 ATTENTION = {"full": [(16384, 32, 8), (65536, 8, 2), (4096, 32, 8)], "small": [(256, 4, 2), (512, 4, 2)]}
@@ -50,9 +50,15 @@ STEPS = {
 """Preset, tokens, settings of LlamaConfig: three configurations of different balance of weights and activations, and
 the fastest attention."""
 
-BY_ROW = {"attention": ATTENTION, "inference": INFERENCE, "steps": STEPS}
+PROFILED = {
+    "full": [("llama3.2_1b", 32768, FAST), ("llama3.2_1b", 8192, {"kernel": "xla"})],
+    "small": [("tiny", 512, {})],
+}
+"""Train steps whose kernels are timed one by one, as `STEPS`."""
+
+BY_ROW = {"attention": ATTENTION, "inference": INFERENCE, "steps": STEPS, "step_kernels": PROFILED}
 """Parts that measure one configuration after the other, each in a process of its own."""
-PARTS = ("parity", "attention", "token_attention", "inference", "steps")
+PARTS = ("parity", "products", "head_sizes", "attention", "token_attention", "inference", "steps", "step_kernels")
 ENOUGH_SECONDS = 60
 """Seconds of steps after which four of a configuration are enough."""
 
@@ -106,7 +112,7 @@ def parity(size: str) -> list[dict]:
 
 def attention(size: str, index: int) -> list[dict]:
     """TFLOP/s of the op at one length, forward and forward + backward, causal, bfloat16; masked pairs are not counted.
-    By kernel, plain and packed (one document in the form of packed ones, and 16 equal documents); on a GPU also of
+    By kernel, plain and of 16 equal documents; on a GPU also cuDNN's with one document in the form of packed ones, and
     cuDNN's calls alone."""
     import jax
     import jax.numpy as jnp
@@ -117,12 +123,15 @@ def attention(size: str, index: int) -> list[dict]:
     rows = []
     T, heads, key_heads = ATTENTION[size][index]
     shapes = (1, T, heads, 128), (1, T, key_heads, 128), (1, T, key_heads, 128), (1, T, heads, 128)
-    q, k, v, do = (jnp.ones(shape, jnp.bfloat16) for shape in shapes)
+    keys = jax.random.split(jax.random.key(T), 4)
+    q, k, v, do = (jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True))
     kernels = ("xla", "cudnn") if _on_gpu() else ("xla",)
     ops = {kernel: partial(ring_attention, axis_name=None, kernel=kernel) for kernel in kernels}
     runs = {kernel: (op, partial(_with_gradients, op)) for kernel, op in ops.items()}
     runs |= {"cuDNN's calls": (_call, _calls)} if _on_gpu() else {}
-    for kernel, (name, documents) in product(kernels, (("one packed document", 1), ("16 documents", 16))):
+    packed = [("cudnn", "one packed document", 1)] if _on_gpu() else []
+    packed += [(kernel, "16 documents", 16) for kernel in kernels]
+    for kernel, name, documents in packed:
         ids = (jnp.arange(T) * documents // T)[None]
         op = partial(ring_attention, axis_name=None, kernel=kernel, segment_ids=ids, segments="ascending")
         runs[f"{kernel}, {name}"] = op, partial(_with_gradients, op)
@@ -168,58 +177,82 @@ def _calls(q, k, v, do):
     return o, *cudnn_calls.backward(q, k, v, o, lse, do, q.shape[-1] ** -0.5, causal=True)
 
 
+class TrainSteps:
+    """Train steps of one configuration on the first device, on random tokens."""
+
+    def __init__(self, name: str, T: int, settings: dict):
+        import jax
+        import numpy as np
+        from jax.sharding import NamedSharding
+
+        from ringformer.data import Batch
+        from ringformer.hardware import chip_of
+        from ringformer.models.families.llama import LlamaConfig, preset
+        from ringformer.models.kernel_check import check_kernel
+        from ringformer.models.kernel_choice import with_kernel
+        from ringformer.parallel.mesh import BATCH, make_mesh
+        from ringformer.parallel.parameters import abstract_model, weight_shardings
+        from ringformer.runs.config import OptimizerConfig
+        from ringformer.train.optimizer import make_optimizer
+        from ringformer.train.state import init_state, state_shardings
+        from ringformer.train.step import make_train_step
+
+        configured = LlamaConfig(**preset(name) | settings)
+        self.device = jax.devices()[0]
+        self.chip = chip_of(self.device.device_kind)
+        mesh = make_mesh("1,1,1,1", [self.device])
+        model, line = with_kernel(configured, self.device.platform, self.chip, T, True)
+        self.model, self.kernel_line = check_kernel(model, line, configured, mesh, T, packed=True)
+        optimizer = make_optimizer(OptimizerConfig(), 1000, abstract_model(self.model)[2])
+        shardings = state_shardings(weight_shardings(self.model, mesh), optimizer)
+        self.state = init_state(self.model, optimizer, shardings, mesh, seed=0)
+        tokens = np.random.default_rng(0).integers(0, self.model.vocab_size, (1, T + 1), np.int32)
+        whole, trained = np.arange(T, dtype=np.int32)[None], np.ones((1, T), bool)
+        batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, np.ones_like(whole), trained, ends=~trained)
+        self.batch = jax.device_put(batch, NamedSharding(mesh, BATCH))
+        self._step = make_train_step(self.model, optimizer, shardings, mesh, clip_norm=1.0)
+
+    def run(self) -> float:
+        """Run one step and return its loss."""
+        self.state, metrics = self._step(self.state, self.batch)
+        return float(metrics["loss"])
+
+
 def step(size: str, index: int) -> dict:
     """Seconds, MFU and peak memory of whole train steps of one configuration."""
-    import jax
-    import numpy as np
-    from jax.sharding import NamedSharding
-
-    from ringformer.data import Batch
-    from ringformer.hardware import chip_of
-    from ringformer.models.families.llama import LlamaConfig, preset
     from ringformer.models.flops import model_flops_per_token
-    from ringformer.models.kernel_check import check_kernel
-    from ringformer.models.kernel_choice import with_kernel
-    from ringformer.parallel.mesh import BATCH, make_mesh
-    from ringformer.parallel.parameters import abstract_model, weight_shardings
-    from ringformer.runs.config import OptimizerConfig
-    from ringformer.train.optimizer import make_optimizer
-    from ringformer.train.state import init_state, state_shardings
-    from ringformer.train.step import make_train_step
 
     name, T, settings = STEPS[size][index]
-    configured, mesh = LlamaConfig(**preset(name) | settings), make_mesh("1,1,1,1", jax.devices()[:1])
-    device = jax.devices()[0]
-    model, line = with_kernel(configured, device.platform, chip_of(device.device_kind), T, True)
-    model, line = check_kernel(model, line, configured, mesh, T, packed=True)
-    optimizer = make_optimizer(OptimizerConfig(), 1000, abstract_model(model)[2])
-    shardings = state_shardings(weight_shardings(model, mesh), optimizer)
-    state = init_state(model, optimizer, shardings, mesh, seed=0)
-    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (1, T + 1), np.int32)
-    whole, trained = np.arange(T, dtype=np.int32)[None], np.ones((1, T), bool)
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, np.ones_like(whole), trained, ends=~trained)
-    batch = jax.device_put(batch, NamedSharding(mesh, BATCH))
-    run = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)
+    steps = TrainSteps(name, T, settings)
     seconds: list[float] = []
     while len(seconds) < 6 and not (len(seconds) > 3 and sum(seconds) > ENOUGH_SECONDS):
         start = time.perf_counter()
-        state, metrics = run(state, batch)
-        loss = float(metrics["loss"])
+        loss = steps.run()
         seconds.append(time.perf_counter() - start)
-    median, chip = statistics.median(seconds[2:]), chip_of(device.device_kind)
-    flops = model_flops_per_token(model, T) * T
-    held = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    median = statistics.median(seconds[2:])
+    flops = model_flops_per_token(steps.model, T) * T
+    held = (steps.device.memory_stats() or {}).get("peak_bytes_in_use")
     return {
         "model": name,
         "tokens": T,
         **settings,
-        "kernel": model.kernel,
-        "kernel_line": line,
+        "kernel": steps.model.kernel,
+        "kernel_line": steps.kernel_line,
         "loss": loss,
         "step_seconds": median,
-        "mfu": flops / median / chip.bf16_flops if chip else None,
+        "mfu": flops / median / steps.chip.bf16_flops if steps.chip else None,
         "peak_bytes_allocator": held,
     }
+
+
+def step_kernels(size: str, index: int) -> dict:
+    """Seconds of the kernels of one train step, by kind and by name."""
+    name, T, settings = PROFILED[size][index]
+    steps = TrainSteps(name, T, settings)
+    for _ in range(2):
+        steps.run()
+    found = profiled(steps.run() for _ in range(1))
+    return {"model": name, "tokens": T, **settings, "kernel": steps.model.kernel, **found}
 
 
 def predicted(size: str, row: dict, target: str) -> dict:
@@ -287,9 +320,11 @@ def main() -> None:
         found = {
             "parity": parity,
             "token_attention": token_attention,
+            "products": products,
+            "head_sizes": head_sizes,
             "device": lambda _: jax.devices()[0].device_kind,
         }
-        of_rows = {"attention": attention, "steps": step, "inference": inference}
+        of_rows = {"attention": attention, "steps": step, "step_kernels": step_kernels, "inference": inference}
         print(json.dumps(of_rows[kind](size, int(index)) if kind in of_rows else found[kind](size)))
         return
     from ringformer.estimate.workloads.targets import find_target
