@@ -1,5 +1,5 @@
-"""Measurements on one GPU: parity of the op, TFLOP/s of attention and products, inference, MFU of a step, its kernels, and
-peak memory beside the estimate.
+"""Measurements on one GPU: parity of the op, TFLOP/s of attention and products, inference, MFU and kernels of train
+steps, and peak memory beside the estimate.
 
 Attention by XLA's blocks and by cuDNN's, this one beside the calls of cuDNN alone.
 
