@@ -79,6 +79,11 @@ def test_a_usual_test_above_the_limit_fails(run):
     result.stdout.fnmatch_lines([message])
 
 
+def test_a_test_that_runs_alone_has_no_limit(run):
+    run(TWO_TESTS, "test_toy.py::test_works", MOST_SECONDS=0.0).assert_outcomes(passed=1)
+    run(TWO_TESTS, "-k", "works", MOST_SECONDS=0.0).assert_outcomes(passed=2)
+
+
 def test_a_slow_machine_has_more_time(run):
     """The limit is that of the reference machine: where its work takes longer, so may a test."""
     spins = """

@@ -123,10 +123,11 @@ def collects_everything(config) -> bool:
 
 
 def is_limited(item) -> bool:
-    """Return whether `MOST_SECONDS` holds for this test."""
+    """Return whether `MOST_SECONDS` holds for this test. It holds in runs of the whole suite: a test that runs alone
+    compiles what others compile before it there."""
     is_usual = not any(item.get_closest_marker(name) for name in ("slow", "gpu", "results"))
     is_listed = item.nodeid.split("[")[0] in DEAR
-    return is_usual and not is_listed
+    return is_usual and not is_listed and collects_everything(item.config)
 
 
 class Costs:
