@@ -5,7 +5,8 @@
 # are kept. Without an option the form is whole: hours on two cores.
 #   --core         three models up to 16K tokens: an hour on two cores
 #   --gpu          steps at 16K, 32K and 64K and evaluations up to 128K, on one H100 or H200: eight minutes
-#   --toy          the GPU's form at the size of a CPU: minutes
+#   --toy          the parts of all forms at the size of a CPU: minutes
+#   --accelerator  take the core or the whole form on one H100 or H200: minutes
 #   --pack=DIR     write the inputs of a machine without a network to DIR, from the documents of OUT, and stop
 #   --inputs=DIR   read the inputs that --pack wrote
 #   --results=FILE --figure=FILE  other files for the results
@@ -17,14 +18,16 @@ pack=
 inputs=
 results=
 figure=
-usage="usage: bash experiments/extend_released.sh [--core | --gpu | --toy] [--pack=DIR] [--inputs=DIR] [--results=FILE] \
-[--figure=FILE] [OUT]"
+accelerator=
+usage="usage: bash experiments/extend_released.sh [--core | --gpu | --toy] [--accelerator] [--pack=DIR] [--inputs=DIR] \
+[--results=FILE] [--figure=FILE] [OUT]"
 # shellcheck source=scripts/option_values.sh
 source scripts/option_values.sh
 join_values "$usage" "$@"
 for argument in "${joined[@]}"; do
     case "$argument" in
         --core | --gpu | --toy) plan=${argument#--} ;;
+        --accelerator) accelerator=--accelerator ;;
         --pack=*) pack=${argument#*=} ;;
         --inputs=*) inputs=${argument#*=} ;;
         --results=*) results=${argument#*=} ;;
@@ -48,10 +51,10 @@ if [ -z "${RINGFORMER_PYTHON:-}" ]; then
     bash scripts/fetch_released.sh
 fi
 python=${RINGFORMER_PYTHON:-.venv/bin/python}
-[ "$plan" = gpu ] || export JAX_PLATFORMS=cpu
+[ "$plan" = gpu ] || [ -n "$accelerator" ] || export JAX_PLATFORMS=cpu
 export TQDM_DISABLE=1
 if [ -n "$pack" ]; then
     exec "$python" -m experiments.extension.pack "$out/documents" "$pack"
 fi
-"$python" -m experiments.extension.study --plan="$plan" ${inputs:+--inputs="$inputs"} --results="$results" \
+"$python" -m experiments.extension.study --plan="$plan" $accelerator ${inputs:+--inputs="$inputs"} --results="$results" \
     --figure="$figure" "$out"

@@ -68,7 +68,8 @@ def pack(store: Path, out: Path) -> None:
     while sum(map(len, trained)) < TRAINED_TOKENS:
         trained.append(long[order[len(trained)]])
     write_tokens(out / "train.parquet", trained)
-    write_tokens(out / "held_out.parquet", documents_of(TokenStore(store / "eval"), GPU.context, GPU.context))
+    context = GPU.losses[0].context
+    write_tokens(out / "held_out.parquet", documents_of(TokenStore(store / "eval"), context, context))
     content = smol_archive().path.read_bytes()
     for number, start in enumerate(range(0, len(content), PIECE)):
         (out / f"model.part{number}").write_bytes(content[start : start + PIECE])

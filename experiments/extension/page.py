@@ -5,6 +5,7 @@ python -m experiments.extension.page
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.extension.figure import NAMES
@@ -36,6 +37,9 @@ def losses(found: Results) -> str:
 
 
 def _change(row: Results) -> str:
+    """A difference in nats; one document has no interval."""
+    if row["interval"] is None:
+        return f"{row['nats']:+.2f}"
     low, high = row["interval"]
     return f"{row['nats']:+.2f} ({low:+.2f} to {high:+.2f})"
 
@@ -61,7 +65,7 @@ def training(found: Results) -> str:
 
 
 def tasks(found: Results) -> str:
-    """Scores of tasks, and right answers of chats."""
+    """Scores of tasks, and right answers of the short task and of chats."""
     rows = [
         [
             f"{row['task']}, {row['length']:,} tokens",
@@ -71,15 +75,29 @@ def tasks(found: Results) -> str:
         ]
         for row in found["tasks"]
     ]
-    for row in found["chats"]:
-        if row["right"] is not None:
-            low, high = row["interval"]
-            share = f"{row['right']} of {row['questions']}"
-            rows.append(["chats", NAMES[row["model"]], share, f"{low:.0%} to {high:.0%}"])
+    rows += counted("continuations of passages, short", found.get("short_task", []))
+    rows += counted("chats", found["chats"])
     return table(["task", "model", "score", "95% interval"], rows)
 
 
-WRITERS = {"losses": losses, "training": training, "tasks": tasks}
+def counted(name: str, found: Sequence[Results]) -> list[list[str]]:
+    """Rows of right answers, of the models that were asked."""
+    rows = []
+    for row in found:
+        if row["right"] is not None:
+            low, high = row["interval"]
+            share = f"{row['right']} of {row['questions']}"
+            rows.append([name, NAMES[row["model"]], share, f"{low:.0%} to {high:.0%}"])
+    return rows
+
+
+def longer(found: Results) -> str:
+    """Losses by position of the documents that are longer than those of the first table."""
+    ((_, of_longest),) = found["longer"].items()
+    return losses(of_longest)
+
+
+WRITERS = {"losses": losses, "longer": longer, "training": training, "tasks": tasks}
 
 
 def written(page: str, results: Results) -> str:

@@ -9,14 +9,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from experiments.extension import chats
-from experiments.extension.plans import RELEASED, THETA, Plan
+from experiments.extension import chats, continuations
+from experiments.extension.plans import RELEASED, RINGS, THETA, Plan, loss_folder
 from ringformer.evals.case_file import Row, read_cases
 from ringformer.evals.intervals import bootstrap, wilson
+from ringformer.evals.lines import score as lines_score
 from ringformer.evals.perplexity import by_context
 from ringformer.evals.perplexity.losses import mean_loss
-from ringformer.evals.ruler.tasks import score
-from ringformer.evals.runner import row_checker
+from ringformer.evals.ruler.tasks import score as ruler_score
+from ringformer.evals.runner import Score, row_checker
 from ringformer.evals.tables import grouped, mean, score_interval
 from ringformer.runs.metrics import read_metrics
 
@@ -33,9 +34,9 @@ def rounded(numbers: Iterable[float]) -> list[float]:
     return [round(float(number), 4) for number in numbers]
 
 
-def loss_rows(out: Path, model: str) -> list[Row]:
+def loss_rows(out: Path, model: str, folder: str = "loss") -> list[Row]:
     """Read the losses of a model's documents. Raises ValueError or FileNotFoundError if they are not there."""
-    path = out / "evals" / model / "loss" / "cases.jsonl"
+    path = out / "evals" / model / folder / "cases.jsonl"
     return list(read_cases(path, "perplexity", by_context.check_row)[1].values())
 
 
@@ -71,16 +72,55 @@ def differences(rows: Sequence[Row], base: Sequence[Row]) -> list[Results]:
     return table
 
 
+def loss_results(out: Path, plan: Plan, folder: str) -> Results:
+    """Return the losses of all models by position, and their paired differences from the models before them."""
+    rows = {model: loss_rows(out, model, folder) for model in plan.models}
+    compared = [(THETA, RELEASED)]
+    compared += [(model, base) for model in plan.trainings for base in (THETA, RELEASED)]
+    return {
+        "losses": {model: losses(found) for model, found in rows.items()},
+        "differences": {f"{model} - {base}": differences(rows[model], rows[base]) for model, base in compared},
+    }
+
+
+SCORES: dict[str, Score] = {"ruler": ruler_score, "lines": lines_score}
+"""How an answer of an evaluation is scored."""
+
+
 def task_results(out: Path, plan: Plan) -> list[Results]:
-    """Return the scores of RULER's tasks, by task, length and model."""
+    """Return the scores of the tasks with answers, by task, length and model."""
     table = []
     for task in plan.tasks:
+        check = row_checker(SCORES[task.evaluation])
         for model in plan.models:
             path = out / "evals" / model / task.name / "cases.jsonl"
-            rows = list(read_cases(path, "ruler", row_checker(score))[1].values())
+            rows = list(read_cases(path, task.evaluation, check)[1].values())
             for length, found in grouped(rows, "length").items():
                 row = {"task": task.name, "length": length, "model": model, "cases": len(found)}
                 table.append(row | {"score": round(mean(found), 4), "interval": rounded(score_interval(found))})
+    return table
+
+
+def short_task_results(out: Path, plan: Plan) -> list[Results]:
+    """Return how many questions of the short task each model answers right."""
+    table = []
+    count = plan.short_questions
+    for model in plan.models:
+        path = out / "evals" / model / continuations.NAME / "results.json"
+        scores = json.loads(path.read_text())["results"][continuations.NAME]
+        share = scores["acc,none"]
+        row = {"model": model, "right": round(share * count), "questions": count}
+        table.append(row | {"interval": rounded(wilson(share, count))})
+    return table
+
+
+def ring_step_results(out: Path) -> list[Results]:
+    """Return the loss and the norm of the gradients of the step that rings of different sizes took."""
+    table = []
+    for ring in RINGS:
+        rows = read_metrics(out / "runs" / f"ring-{ring}" / "metrics.jsonl")
+        (step,) = (row for row in rows if "loss" in row)
+        table.append({"devices": ring, "loss": step["loss"], "grad_norm": step["grad_norm"]})
     return table
 
 
@@ -139,21 +179,25 @@ def seconds_of_parts(out: Path) -> Results:
 
 def collect(out: Path, plan: Plan, machine: str) -> Results:
     """Return the results of one form of the study."""
-    rows = {model: loss_rows(out, model) for model in plan.models}
-    compared = [(THETA, RELEASED)]
-    compared += [(model, base) for model in plan.trainings for base in (THETA, RELEASED)]
-    return {
+    first, *others = plan.losses
+    found = {
         "machine": machine,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {name: version(name) for name in ("jax", "flax", "numpy")} | {"python": platform.python_version()},
         "rope_theta": plan.rope_theta,
         "training": training_results(out, plan),
-        "losses": {model: losses(found) for model, found in rows.items()},
-        "differences": {f"{model} - {base}": differences(rows[model], rows[base]) for model, base in compared},
+        **loss_results(out, plan, loss_folder(plan, first)),
         "tasks": task_results(out, plan),
         "chats": chat_results(out, plan.models),
         "parts": seconds_of_parts(out),
     }
+    if others:
+        found["longer"] = {losses.context: loss_results(out, plan, loss_folder(plan, losses)) for losses in others}
+    if plan.short_questions:
+        found["short_task"] = short_task_results(out, plan)
+    if plan.ring_step is not None:
+        found["ring_step"] = ring_step_results(out)
+    return found
 
 
 def write_results(path: Path, form: str, found: Results) -> None:
@@ -168,6 +212,27 @@ def write_results(path: Path, form: str, found: Results) -> None:
 
 def text(found: Results) -> str:
     """Return the results as a person reads them."""
+    lines = _text_of_losses(found)
+    for context, of_longer in found.get("longer", {}).items():
+        lines += ["", f"documents of {int(context):,} tokens", *_text_of_losses(of_longer)]
+    lines.append("")
+    for row in found["tasks"]:
+        low, high = row["interval"]
+        lines.append(
+            f"{row['task']} at {row['length']:,}, {row['model']}: {row['score']:.0%} of {row['cases']} "
+            f"({low:.0%} to {high:.0%})"
+        )
+    for name, key in (("continuations of short passages", "short_task"), ("chats", "chats")):
+        for row in found.get(key, []):
+            right = "not asked" if row["right"] is None else f"{row['right']} of {row['questions']} right"
+            lines.append(f"{name}, {row['model']}: {right}")
+    for row in found.get("ring_step", []):
+        of_step = f"loss {row['loss']:.7f}, norm of the gradients {row['grad_norm']:.7f}"
+        lines.append(f"a step on {row['devices']} devices: {of_step}")
+    return "\n".join(lines)
+
+
+def _text_of_losses(found: Results) -> list[str]:
     models = list(found["losses"])
     lines = ["loss by position, nats per token", f"{'from':>10}" + "".join(f"{model:>12}" for model in models)]
     for rows in zip(*found["losses"].values(), strict=True):
@@ -177,14 +242,4 @@ def text(found: Results) -> str:
         for row in rows:
             interval = "" if row["interval"] is None else f"   {row['interval'][0]:+.4f} to {row['interval'][1]:+.4f}"
             lines.append(f"{row['from']:>10,}{row['nats']:>+12.4f}{interval}")
-    lines.append("")
-    for row in found["tasks"]:
-        low, high = row["interval"]
-        lines.append(
-            f"{row['task']} at {row['length']:,}, {row['model']}: {row['score']:.0%} of {row['cases']} "
-            f"({low:.0%} to {high:.0%})"
-        )
-    for row in found["chats"]:
-        right = "not asked" if row["right"] is None else f"{row['right']} of {row['questions']} right"
-        lines.append(f"chats, {row['model']}: {right}")
-    return "\n".join(lines)
+    return lines

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.extension import chats, results
+from experiments.extension import chats, continuations, results
 from experiments.extension.figure import draw_extension
 from experiments.extension.pack import unpack
-from experiments.extension.plans import PLANS, RELEASED, THETA, Flags, Plan
+from experiments.extension.plans import PLANS, RELEASED, RINGS, THETA, Flags, Plan, loss_folder
 from ringformer.cli.parser import output_argument
 from ringformer.files.atomic import write_whole
 from ringformer.plotting import check_matplotlib
@@ -112,18 +112,53 @@ class Study:
 
     def losses(self) -> Iterator[Part]:
         """Yield the measurements of the held-out losses."""
-        for name in self.plan.models:
-            of_store = f"--store={self.store(True)}", f"--documents={self.plan.documents}"
-            length = f"--lengths={self.plan.context}", f"--last={self.plan.context // 2}"
-            yield Part(f"loss-{name}", ("eval", "perplexity", *self._of_model(name, "loss"), *of_store, *length))
+        for losses in self.plan.losses:
+            folder = loss_folder(self.plan, losses)
+            for name in self.plan.models:
+                of_store = f"--store={self.store(True)}", f"--documents={losses.documents}"
+                length = f"--lengths={losses.context}", f"--last={losses.context // 2}"
+                yield Part(
+                    f"{folder}-{name}", ("eval", "perplexity", *self._of_model(name, folder), *of_store, *length)
+                )
 
     def tasks(self) -> Iterator[Part]:
-        """Yield the tasks of RULER."""
+        """Yield the tasks with answers."""
         for task in self.plan.tasks:
             for name in self.plan.models:
                 lengths = ",".join(str(length) for length in task.lengths)
-                cases = f"--tasks={task.name}", f"--lengths={lengths}", f"--num_cases={task.cases}"
-                yield Part(f"{task.name}-{name}", ("eval", "ruler", *self._of_model(name, task.name), *cases))
+                cases = f"--lengths={lengths}", f"--num_cases={task.cases}"
+                of_ruler = (f"--tasks={task.name}",) if task.evaluation == "ruler" else ()
+                words = "eval", task.evaluation, *self._of_model(name, task.name), *of_ruler, *cases
+                yield Part(f"{task.name}-{name}", words)
+
+    def short_tasks(self) -> Iterator[Part]:
+        """Yield the short task of every model, if the plan has it, and write the task."""
+        if not self.plan.short_questions:
+            return
+        folder = self.out / "short_task"
+        continuations.write_task(folder, self.plan.short_questions)
+        task = f"--tasks={continuations.NAME}", f"--include_path={folder}", f"--lengths={continuations.LENGTH}"
+        for name in self.plan.models:
+            words = "eval", "harness", *self._of_model(name, continuations.NAME, self._whole_prompts()), *task
+            yield Part(f"{continuations.NAME}-{name}", words)
+
+    def ring_steps(self) -> Iterator[Part]:
+        """Yield the same train step on one device and on a ring of eight, if the plan has it."""
+        if self.plan.ring_step is None:
+            return
+        for ring in RINGS:
+            keys: Flags = {
+                "init_from": self.model(THETA),
+                "run_dir": self.out / "runs" / f"ring-{ring}",
+                "data.store": self.store(True),
+                "data.tokenizer": self.released,
+                "seq_len": self.plan.ring_step,
+                "data.min_length": self.plan.ring_step,
+                "mesh_dim": f"1,1,1,{ring}",
+                "cpu_devices": ring,
+            }
+            config = f"--config={CONFIGS / 'ring_config.py'}"
+            yield Part(f"ring-step-{ring}", ("train", config, *flags(keys, "config.")))
 
     def chats(self) -> Iterator[Part]:
         """Yield the chats."""
@@ -133,14 +168,17 @@ class Study:
         for name in self.plan.models:
             answers = "--chat", f"--prompts={questions}", f"--out={self.out / 'answers' / f'{name}.jsonl'}"
             length = f"--max_new_tokens={chats.NEW_TOKENS}", f"--batch_size={len(chats.QUESTIONS)}"
-            # Short prompts, each in one piece.
-            machine = {key: value for key, value in self.plan.machine.items() if key != "prefill_chunk"}
             run = f"--run={self.model(name)}"
-            yield Part(f"chats-{name}", ("generate", run, *answers, *length, *flags(machine)))
+            yield Part(f"chats-{name}", ("generate", run, *answers, *length, *flags(self._whole_prompts())))
 
-    def _of_model(self, name: str, evaluation: str) -> list[str]:
+    def _of_model(self, name: str, evaluation: str, machine: Flags | None = None) -> list[str]:
         out = self.out / "evals" / name / evaluation
-        return [f"--run={self.model(name)}", f"--out={out}", "--allow_longer", *flags(self.plan.machine)]
+        of_machine = flags(self.plan.machine if machine is None else machine)
+        return [f"--run={self.model(name)}", f"--out={out}", "--allow_longer", *of_machine]
+
+    def _whole_prompts(self) -> Flags:
+        """Return the machine's flags for short prompts, which are read in one piece."""
+        return {key: value for key, value in self.plan.machine.items() if key != "prefill_chunk"}
 
     def run(self, parts: Sequence[Part], at_once: int = 1) -> None:
         """Run parts that have not ended. Raises CalledProcessError after one that fails."""
@@ -193,12 +231,15 @@ def run(study: Study) -> None:
     study.run(list(study.trainings()))
     study.run(list(study.losses()), plan.at_once)
     study.run(list(study.tasks()), plan.at_once)
+    study.run(list(study.short_tasks()), plan.at_once)
     study.run(list(study.chats()), plan.at_once)
+    study.run(list(study.ring_steps()))
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="extend_released.sh", description=__doc__)
     parser.add_argument("--plan", choices=PLANS, default="whole")
+    parser.add_argument("--accelerator", action="store_true", help="run the plan's evaluations and training on one GPU")
     parser.add_argument("--inputs", type=Path, help="folder of pack.py, for a machine without a network")
     parser.add_argument("--released", type=Path, help="a model of transformers; default: SmolLM2-135M-Instruct")
     parser.add_argument("--results", type=output_argument, required=True)
@@ -206,6 +247,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", type=Path)
     args = parser.parse_args(arguments)
     plan = PLANS[args.plan]
+    if args.accelerator:
+        plan = plan.on_an_accelerator()
     try:
         check_matplotlib()
         if args.released is None:

@@ -1,7 +1,6 @@
 """Saved models, trained or converted: their architecture, their tokenizer, their latest checkpoint, and their
 parameters on a mesh."""
 
-import hashlib
 import json
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from ringformer.checkpoints.sharded_arrays import Restored, checkpoint_handler
 from ringformer.checkpoints.verify import advising, restore_checked, saved_steps, tree_folder, unverified
 from ringformer.data import Tokenizer, load_tokenizer
 from ringformer.data.tokenizers.special_tokens import ModelTokens, model_tokens
+from ringformer.files.hashes import content_hash
 from ringformer.files.manifest import MANIFEST, check_named
 from ringformer.files.run_layout import CHECKPOINTS, CONFIG, HF_CONFIG, IDENTITY, METRICS
 from ringformer.files.untrusted import contained_files, read_object
@@ -161,7 +161,7 @@ def checkpoint_hash(folder: Path) -> str:
         if not hashed:
             sizes.append((name, path.stat().st_size))
     content = json.dumps([texts, sizes], sort_keys=True).encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return content_hash(content)
 
 
 def weights_hash(run_dir: str | Path) -> str:

@@ -1,6 +1,5 @@
 """Shared parts of evaluations: cases, seeded random numbers, and the search for the size of a prompt."""
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -8,12 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ringformer.data.chats.conversations import Message
-
-
-def content_hash(content: bytes) -> str:
-    """Hash bytes that determine an outcome, for files of cases (blake2b, 32 hexadecimal digits)."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
+from ringformer.files.hashes import content_hash
 
 PromptText = str | tuple[Message, ...]
 """A text to continue or a question, or a conversation up to the answer, for a chat template."""

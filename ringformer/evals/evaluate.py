@@ -10,7 +10,7 @@ from typing import Any
 
 from ringformer.evals import lines, needle
 from ringformer.evals.case_file import Row
-from ringformer.evals.cases import Case, content_hash
+from ringformer.evals.cases import Case
 from ringformer.evals.evaluation_setup import opened, parse_numbers, say, write_outputs
 from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_scores, draw_tasks
 from ringformer.evals.mrcr import conversations as mrcr
@@ -20,6 +20,7 @@ from ringformer.evals.ruler.data import SHIPPED, read_data
 from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
 from ringformer.evals.tables import cross_table, lines_table
 from ringformer.evals.texts.shipped import NAME, read_text_of
+from ringformer.files.hashes import content_hash
 
 
 def evaluate_lines(args: argparse.Namespace) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringformer.evals.case_file import Row
-from ringformer.evals.cases import Case, CountTokens, content_hash, largest_that_fits, room_for_prompt, seeded
+from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
 from ringformer.evals.tables import cross_table
 from ringformer.evals.texts import shipped
 from ringformer.evals.texts.words import CITIES
+from ringformer.files.hashes import content_hash
 
 NEEDLE = "\nThe special magic {city} number is: {number}\n"
 INTRODUCTION = "In the text below the special magic numbers of some cities are hidden. Remember them.\n\n"

@@ -1,7 +1,10 @@
-"""Hashes that detect changed bits in files: xxh3_128, which is as fast as memory but gives no protection against
-intent.
+"""Hashes of two kinds.
 
-xxhash comes with the extra `data`, so it is imported where it is used: help needs none of the extras.
+`content_hash` (blake2b, 16 bytes) tells apart what runs, prompts and records are made of. `hash_file`, `hash_bytes` and
+`hash_object` (xxh3_128) detect changed bits in files: as fast as memory, but no protection against intent. xxhash comes
+with the extra `data`, so it is imported where it is used: help needs none of the extras.
+
+Fingerprints of stores and names of tokenizers are blake2b of other sizes, which their formats fix.
 """
 
 import hashlib
@@ -9,6 +12,16 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+
+def content_digest(content: bytes) -> bytes:
+    """Return the blake2b of bytes, as 16 bytes."""
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def content_hash(content: bytes) -> str:
+    """Return the blake2b of bytes, as 32 hexadecimal digits."""
+    return content_digest(content).hex()
 
 
 def hash_file(path: str | Path) -> str:

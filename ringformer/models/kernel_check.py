@@ -5,7 +5,6 @@ libraries compute. So a run, an evaluation or a generation first tries the kinds
 forward and backward, in its own shapes.
 """
 
-import hashlib
 import json
 import os
 from contextlib import suppress
@@ -21,6 +20,7 @@ from einops import rearrange
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from ringformer.files.hashes import content_hash
 from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import ModelConfig
@@ -295,6 +295,6 @@ def _key(trial: Trial, device: jax.Device) -> str:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     folder = Path(next(iter(kernels.__path__)))
-    sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.parent.rglob("*.py"))))
-    text = json.dumps([asdict(trial), device.device_kind, versions, sources.hexdigest()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    sources = content_hash(b"".join(path.read_bytes() for path in sorted(folder.parent.rglob("*.py"))))
+    text = json.dumps([asdict(trial), device.device_kind, versions, sources], sort_keys=True)
+    return content_hash(text.encode())

@@ -8,7 +8,6 @@ a model's fields, the model family decides (fields in `EXECUTION` are harmless).
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from ringformer.checkpoints.saved_model import checkpoint_hash, latest_step
 from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
 from ringformer.data.stores.options import StoreOptions
+from ringformer.files.hashes import content_hash
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import FAMILIES
@@ -154,7 +154,7 @@ def identity_hash(value: Any) -> str:
     """Return the hash of an identity, or of one of its values, as 32 hexadecimal digits; paths do not affect the
     hash."""
     text = json.dumps(contents(value), sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return content_hash(text.encode())
 
 
 def check_same_on_all(identity: Identity) -> None:

@@ -1,14 +1,17 @@
 """The extension study: what it reads, refuses and counts. It runs whole in tests/released."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-from experiments.extension import chats, pack, results
+from experiments.extension import chats, continuations, pack, results
 from experiments.extension.plans import PLANS, RELEASED, SHIFTED, THETA, Plan
 from experiments.extension.study import Part, Study
 from ringformer.evals.intervals import bootstrap
+from ringformer.evals.texts.shipped import read_text
 
 DOCUMENTS = 6
 
@@ -114,6 +117,41 @@ def test_the_model_is_joined_of_its_pieces(tmp_path, monkeypatch):
     assert archive.path.read_bytes() == content
 
 
+def test_the_short_task_has_one_right_choice_of_four(tmp_path):
+    """It is what the text goes on with; the others stand elsewhere, and the right one is at any place."""
+    text = " ".join(read_text().split())
+    rows = continuations.questions(40)
+    assert len(rows) == 40 and {row["answer"] for row in rows} == {0, 1, 2, 3}
+    for row in rows:
+        right = row["choices"][row["answer"]]
+        assert f"{row['passage']} {right}" in text
+        others = [choice for choice in row["choices"] if choice != right]
+        assert len(others) == 3
+        assert not any(f"{row['passage']} {choice}" in text for choice in others)
+    continuations.write_task(tmp_path / "a folder", 40)
+    task = yaml.safe_load((tmp_path / "a folder" / "continuation.yaml").read_text())
+    assert Path(task["dataset_kwargs"]["data_files"]["test"]).read_text().count("\n") == len(rows)
+
+
+def test_a_step_on_a_ring_is_read_from_both_runs(tmp_path):
+    for ring, loss in ((1, 2.5), (8, 2.75)):
+        run = tmp_path / "runs" / f"ring-{ring}"
+        run.mkdir(parents=True)
+        row = {"step": 1, "loss": loss, "grad_norm": 2 * loss}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert results.ring_step_results(tmp_path) == [
+        {"devices": 1, "loss": 2.5, "grad_norm": 5.0},
+        {"devices": 8, "loss": 2.75, "grad_norm": 5.5},
+    ]
+
+
+def test_on_an_accelerator_a_plan_measures_the_same():
+    whole = PLANS["whole"]
+    there = whole.on_an_accelerator()
+    assert (there.losses, there.tasks, there.trainings) == (whole.losses, whole.tasks, whole.trainings)
+    assert "cpu_devices" in whole.machine and "cpu_devices" not in there.machine
+
+
 def study(out, plan: Plan = PLANS["core"]) -> Study:
     return Study(out, plan, None, out / "released")
 
@@ -137,7 +175,16 @@ def test_a_part_that_ended_is_not_run_again(tmp_path, monkeypatch):
 def test_every_part_has_a_name_of_its_own(name, tmp_path):
     """And each model of a plan is measured by the same evaluations."""
     of_plan = study(tmp_path, PLANS[name])
-    kinds = of_plan.conversions, of_plan.preparations, of_plan.trainings, of_plan.losses, of_plan.tasks, of_plan.chats
+    kinds = (
+        of_plan.conversions,
+        of_plan.preparations,
+        of_plan.trainings,
+        of_plan.losses,
+        of_plan.tasks,
+        of_plan.short_tasks,
+        of_plan.chats,
+        of_plan.ring_steps,
+    )
     parts = [part for kind in kinds for part in kind()]
     names = [part.name for part in parts]
     assert len(set(names)) == len(names)

@@ -1,10 +1,11 @@
-"""The extension study, whole, at toy size: the released model, its theta, three steps, losses, a task and chats."""
+"""The extension study, whole, at toy size: the released model, its theta, three steps, losses, tasks, chats, a ring."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from experiments.extension.pack import write_tokens
-from experiments.extension.plans import LONG, RELEASED, THETA
+from experiments.extension.plans import LINES, LONG, RELEASED, RINGS, THETA
 from tests.released.folders import smol
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,16 @@ def test_the_study_goes_through(tmp_path):
     assert list(found["losses"]) == [RELEASED, THETA, LONG]
     assert all(row["documents"] == 2 for rows in found["losses"].values() for row in rows)
     assert found["differences"][f"{THETA} - {RELEASED}"][-1]["nats"] > 0.05  # so near, a larger theta only costs
+    (longer,) = found["longer"].values()
+    assert all(row["documents"] == 1 for rows in longer["losses"].values() for row in rows)
+    of_tasks = {(row["task"], row["model"]) for row in found["tasks"]}
+    assert of_tasks == set(product(("niah_multikey_2", LINES), (RELEASED, THETA, LONG)))
+    assert [row["model"] for row in found["short_task"]] == [RELEASED, THETA, LONG]
+    assert found["short_task"][0]["right"] >= 6  # of 8; a guess is right in a quarter
+    one, ring = found["ring_step"]
+    assert (one["devices"], ring["devices"]) == RINGS
+    assert ring["loss"] == pytest.approx(one["loss"], rel=1e-6)
+    assert ring["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5) and one["grad_norm"] > 0.1
     assert [row["model"] for row in found["chats"]] == [RELEASED, THETA, LONG]
     assert found["chats"][0]["right"] >= 12
     assert [row["steps"] for row in found["training"]] == [2, 2]

@@ -15,7 +15,6 @@ Further rules are chosen by name:
     duplicate    drops conversations that equal an earlier one after cleaning
 """
 
-import hashlib
 import json
 import re
 import unicodedata
@@ -24,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.optional_packages import needed_for
+from ringformer.files.hashes import content_digest
 
 RULES = ("html", "merge", "unprintable", "latin", "short", "refusal", "duplicate")
 USUAL_RULES = "html,unprintable,duplicate"
@@ -112,7 +112,7 @@ class Cleaning:
         if "refusal" in self._rules and any(_REFUSAL.search(answer.replace("’", "'")) for answer in answers):
             return "refusal"
         if "duplicate" in self._rules:
-            digest = content_digest(messages)
+            digest = messages_digest(messages)
             if digest in seen:
                 return "duplicate"
             seen.add(digest)
@@ -147,7 +147,7 @@ def parse_rules(text: str) -> frozenset[str]:
     return rules
 
 
-def content_digest(messages: Iterable[Message]) -> bytes:
+def messages_digest(messages: Iterable[Message]) -> bytes:
     """Hash the messages to 16 bytes, independent of the file they came from."""
     frame = []
     texts = []
@@ -156,7 +156,7 @@ def content_digest(messages: Iterable[Message]) -> bytes:
         frame.append(f"{message.role} {len(text)}")
         texts.append(text)
     content = " ".join(frame).encode() + b"".join(texts)
-    return hashlib.blake2b(content, digest_size=16).digest()
+    return content_digest(content)
 
 
 def is_html(text: str) -> bool:

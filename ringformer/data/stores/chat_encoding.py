@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringformer.data.chats.cleaning import Cleaning, content_digest, split_turns
+from ringformer.data.chats.cleaning import Cleaning, messages_digest, split_turns
 from ringformer.data.chats.continued_ids import encode_answers
 from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.chats.rendered import Rendered
@@ -150,7 +150,7 @@ class ChatEncoder:
             except ValueError as error:
                 self.malformed(f"{conversation.name}: {error}", "an answer joined with its prompt")
                 continue
-            digest = content_digest(conversation.messages)
+            digest = messages_digest(conversation.messages)
             number = copies(conversation.weight, digest)
             if number == 0:
                 self._count("conversations dropped: by weight")

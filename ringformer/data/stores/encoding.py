@@ -1,6 +1,5 @@
 """Encoding of documents for a store; conversations are encoded in `chat_encoding.py`."""
 
-import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from ringformer.data.sources.retrieval_tasks import add_tasks
 from ringformer.data.stores.beginning import begins_documents
 from ringformer.data.stores.options import Begin
 from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.files.hashes import content_digest
 
 
 class Encoded(NamedTuple):
@@ -94,7 +94,7 @@ class DocumentEncoder:
 
     def encode(self, group: Sequence[Document]) -> list[Encoded]:
         counts: Counter[str] = Counter()
-        digests = [hashlib.blake2b(_utf8(document), digest_size=16).digest() for document in group]
+        digests = [content_digest(_utf8(document)) for document in group]
         if self._tasks:
             asked = []
             for document, digest in zip(group, digests, strict=True):

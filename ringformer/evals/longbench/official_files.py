@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringformer.evals.cases import content_hash
 from ringformer.evals.longbench.scores import METRICS, base_task, fault_of
+from ringformer.files.hashes import content_hash
 from ringformer.files.untrusted import read_object
 
 PROMPTS = "dataset2prompt.json"

@@ -9,9 +9,9 @@ import numpy as np
 
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.evals.case_file import Row
-from ringformer.evals.cases import content_hash
 from ringformer.evals.intervals import bootstrap
 from ringformer.evals.tables import grouped
+from ringformer.files.hashes import content_hash
 
 ROUNDING = 1e-3
 """Tolerance, in nats, for sums of the same losses in a different order."""

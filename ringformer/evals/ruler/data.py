@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringformer.evals.cases import content_hash
 from ringformer.evals.texts import shipped
 from ringformer.evals.texts.words import ADJECTIVES, NOUNS
+from ringformer.files.hashes import content_hash
 
 WORD_LISTS = ("adjectivelist.txt", "nounlist.txt", "verblist.txt")
 """Files of the package wonderwords, in its folder `assets`."""
