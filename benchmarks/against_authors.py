@@ -10,10 +10,8 @@ mean little on a shared machine.
 """
 
 import argparse
-import datetime
 import importlib.metadata
 import importlib.util
-import json
 import platform
 import statistics
 import sys
@@ -25,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.ops.sharded_ring_attention import sharded_ring_attention
 
@@ -128,7 +127,7 @@ def main():
         result = {
             "what": "measured: forward+backward time of our op over the authors', float32, causal, CPU",
             "command": " ".join(["python", "benchmarks/against_authors.py", *sys.argv[1:]]),
-            "date": datetime.date.today().isoformat(),
+            "date": today(),
             "versions": {
                 "jax": jax.__version__,
                 "python": platform.python_version(),
@@ -137,7 +136,7 @@ def main():
             "settings": {k: v for k, v in vars(args).items() if k != "out"},
             "rows": rows,
         }
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(args.out, result)
 
 
 if __name__ == "__main__":

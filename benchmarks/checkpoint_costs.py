@@ -19,13 +19,13 @@ import statistics
 import subprocess
 import sys
 import time
-from datetime import date
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.result_files import today, write_results
 from ringformer.checkpoints.array_folder import PlainFiles
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
@@ -169,10 +169,10 @@ def main() -> None:
     about = {
         "what": "measured: what checkpoints cost, on two CPU cores",
         "command": " ".join(["python benchmarks/checkpoint_costs.py", *sys.argv[1:]]),
-        "date": str(date.today()),
+        "date": today(),
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
     }
-    args.out.write_text(json.dumps(about | found, indent=1) + "\n")
+    write_results(args.out, about | found)
     print(json.dumps(found["hashes"]["ratios"] | {"saving": found["saving"]["share_of_step_time"]}))
 
 

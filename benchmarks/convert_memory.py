@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.result_files import write_results
 from ringformer.cli.parser import output_argument
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
@@ -76,7 +77,7 @@ def main() -> None:
         result["bit_exact"] = True
     finally:
         shutil.rmtree(args.folder)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(args.out, result)
     print(json.dumps(result, indent=1))
 
 

@@ -9,7 +9,6 @@ are compared.
 """
 
 import argparse
-import datetime
 import json
 import os
 import statistics
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.convert import from_hf
 from ringformer.inference.generator import Generator
@@ -118,7 +118,7 @@ def main() -> None:
     result = {
         "what": f"measured on one machine with {cores} cores: greedy tokens a second behind a prompt, medians",
         "command": "python benchmarks/decode_speed.py",
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "model": "configs/quickstart.py",
         "context": CONTEXT,
         "dtype": "float32",
@@ -126,7 +126,7 @@ def main() -> None:
         "tokens_per_second": {way: round(x, 1) for way, x in medians.items()},
         "times_transformers": {way: round(medians[way] / medians["transformers"], 2) for way in MESHES},
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(args.out, result)
     print(json.dumps(result, indent=1))
 
 

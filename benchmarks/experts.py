@@ -8,9 +8,6 @@ tokens, and to send the tokens instead, at the rates of the estimator (`ringform
 """
 
 import argparse
-import datetime
-import json
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -20,15 +17,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.result_files import today, write_results
+from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workloads.link_rates import exchange_rate, weights_rate
 from ringformer.estimate.workloads.targets import compiler_versions, find_target, only_compilers
 from ringformer.estimate.workloads.training import preset_workload
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.tables import write_table
 
 TOKENS, WIDTH, EXPERT_WIDTH, EXPERTS, CHOSEN = 4096, 2048, 768, 128, 8
 """A rank's tokens of a million on 256 ranks; and sizes of Qwen3-30B-A3B."""
@@ -113,11 +108,11 @@ if __name__ == "__main__":
     entries = {
         "what": "compiled: FLOPs of products of grouped tokens; modelled: seconds of a layer's experts",
         "command": "python benchmarks/experts.py",
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "versions": compiler_versions(find_target("v5e-8")),
         "products": products(),
         "counts": counts(),
     }
-    asked.out.write_text(json.dumps(entries, indent=1) + "\n")
+    write_results(asked.out, entries)
     print(table(entries))
     write_table(asked.page, BEGIN, table(entries), END)

@@ -14,7 +14,6 @@ compiled without a device, and is compared with the most that the allocator held
 """
 
 import argparse
-import datetime
 import json
 import statistics
 import subprocess
@@ -26,11 +25,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from benchmarks.device_timing import median_seconds
 from benchmarks.gpu_inference import INFERENCE, inference, predicted_inference, token_attention
 from benchmarks.gpu_shares import head_sizes, products, profiled
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_file
 
 ATTENTION = {"full": [(16384, 32, 8), (65536, 8, 2), (4096, 32, 8)], "small": [(256, 4, 2), (512, 4, 2)]}
@@ -341,12 +339,12 @@ def main() -> None:
     if args.target:
         results = json.loads(out.read_text())
         add_predictions(results, size, args.target)
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(out, results)
         return
     results = {
         "what": "measured on one device, but for peak_bytes_estimate (compiled without it)",
         "command": "python benchmarks/gpu.py",
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "jax": version("jax"),
         "device": _part("device", size),
     }
@@ -371,7 +369,7 @@ def measure(results: dict, part: str, size: str, missing: bool, out: Path | None
         rows += found if isinstance(found, list) else [found]
         results[part] = rows
         if out:
-            out.write_text(json.dumps(results, indent=1) + "\n")
+            write_results(out, results)
 
 
 def _is_of(row: dict, part: str, configuration: tuple) -> bool:

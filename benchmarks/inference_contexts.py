@@ -7,13 +7,13 @@ Half a minute to two an entry; what an entry said replaces what it said before, 
 """
 
 import argparse
-import datetime
 import json
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from benchmarks.result_files import today, write_results
+from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.inference.report import inference_json
 from ringformer.estimate.inference.search import Accepted, completed, likely, longest, whole
@@ -24,10 +24,6 @@ from ringformer.estimate.workloads.targets import find_target, only_compilers
 from ringformer.hardware import GiB
 from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.models.families.llama import LlamaConfig, preset
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.tables import write_table
 
 MILLION = 2**20
 AT_A_MILLION = {
@@ -104,7 +100,7 @@ def entry(found: Accepted, reasons: list[str] | None = None) -> dict:
     said["fits"] = found.fits and DECODE in programs
     if reasons is not None:
         said["why_not_longer"] = reasons
-    return said | {"date": datetime.date.today().isoformat()}
+    return said | {"date": today()}
 
 
 def at_a_million(model: str, target: str, dtype: str, cache: CacheDtype) -> dict:
@@ -174,7 +170,7 @@ def main() -> None:
                 "longest": {},
             } | known
             content[kind][name] = said
-            args.out.write_text(json.dumps(content, indent=1) + "\n")
+            write_results(args.out, content)
             print(f"{name}: {said['seq_len']:,} tokens, fits: {said['fits']}", flush=True)
     if args.page.exists():
         write_tables(args.page, json.loads(args.out.read_text()))

@@ -11,15 +11,14 @@ of `--docs` is of the default `--out`, and written with that alone.
 """
 
 import argparse
-import datetime
-import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, astuple
 from functools import lru_cache
 from pathlib import Path
 
+from benchmarks.kernel_tables import KERNELS, KERNELS_OF_RINGS, read_targets, write_tables
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_file
 from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.compiler.process import compile_apart
@@ -44,10 +43,6 @@ from ringformer.estimate.workloads.programs import ATTENTION
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.kernel_tables import KERNELS, KERNELS_OF_RINGS, read_targets, write_tables
 
 KINDS: tuple[Kind, ...] = ("forward", "backward")
 LARGER = Pair(2048, 1024), Pair(2048, 2048)
@@ -370,14 +365,14 @@ def main() -> None:
         said = {what: sorted(found, key=lambda row: KERNELS.index(row["kernel"]))}
         about = {
             "compiled_by": compiled_by(find_target(TARGETS[generation])),
-            "date": datetime.date.today().isoformat(),
+            "date": today(),
         }
         content = {
             "what": "compiled: cycles of attention kernels, of a grid step and of a ring; nothing was run",
             "command": "python benchmarks/kernel_cycles.py [--ring]",
             "targets": known | {generation: known.get(generation, {}) | said | about},
         }
-        out.write_text(json.dumps(content, indent=1) + "\n")
+        write_results(out, content)
         if page:
             write_tables(page, content["targets"])
 

@@ -24,7 +24,6 @@ the kernels' code is another (its comments aside).
 
 import argparse
 import ast
-import datetime
 import hashlib
 import json
 import subprocess
@@ -38,6 +37,7 @@ from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
@@ -203,7 +203,7 @@ def write(path: Path, known: dict[Cell, dict]) -> None:
         "kernel_code": kernel_code(),
         "cells": [known[cell] for cell in today if cell in known],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_results(path, content)
 
 
 def main() -> None:
@@ -223,7 +223,7 @@ def main() -> None:
         done = [c for c in all_cells if c in known and known[c]["compiled"] and known[c]["compiled_by"] == by]
         missing = [c for c in all_cells if c not in done]
         for n, (cell, answer) in enumerate(try_cells(missing.copy()), len(done) + 1):
-            stamp = {"compiled_by": by, "date": datetime.date.today().isoformat()}
+            stamp = {"compiled_by": by, "date": today()}
             known[cell] = cell._asdict() | answer | stamp
             write(args.out, known)
             verdict = "compiled" if answer["compiled"] else f"DID NOT COMPILE: {answer['why']}"

@@ -7,11 +7,11 @@ bytes and FLOPs. What a step said replaces what it said before.
 """
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 
 _7B = "--model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=8388608"
@@ -60,11 +60,11 @@ def main() -> None:
         command = [sys.executable, "-m", "ringformer.cli", "estimate", *flags.split(), "--json"]
         answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         said = {"command": f"ringformer estimate {flags}"} | {field: answer[field] for field in SAID}
-        said["date"] = datetime.date.today().isoformat()
+        said["date"] = today()
         known = json.loads(args.out.read_text())["steps"] if args.out.exists() else {}
         about = "compiled: whole train steps, on TPU their attention to machine code; seconds modelled from it"
         content = {"what": about, "command": "python benchmarks/kernel_steps.py", "steps": known | {name: said}}
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_results(args.out, content)
         print(f"{name}: {said['step_seconds_model']:,.0f} s, MFU {said['mfu_causal_model']:.1%}", flush=True)
 
 

@@ -8,11 +8,9 @@ write the same tokens; the first turn compiles and does not count.
 """
 
 import argparse
-import datetime
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from importlib.metadata import version
@@ -21,9 +19,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from benchmarks.decode_speed import checkpoint
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.inference.generator import Generator
 from ringformer.inference.shared_text import SharedText
@@ -73,13 +70,13 @@ def main() -> None:
     result = {
         "what": f"measured on one machine with {len(os.sched_getaffinity(0))} cores: medians of {ROUNDS} rounds",
         "command": "python benchmarks/many_questions.py",
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "document_tokens": DOCUMENT,
         "questions": QUESTIONS,
         "jax": version("jax"),
         "seconds": {way: round(statistics.median(s), 3) for way, s in seconds.items()},
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(args.out, result)
     print(json.dumps(result, indent=1))
 
 

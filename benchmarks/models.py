@@ -11,9 +11,7 @@ with as many layers; alternated, the median of three.
 """
 
 import argparse
-import datetime
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from benchmarks.result_files import today, write_results
+from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.data import Batch
 from ringformer.estimate.choices.candidates import candidates
@@ -38,10 +38,6 @@ from ringformer.models.registry import preset_config
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.program import make_program
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.tables import write_table
 
 PRESETS: dict[str, dict] = {
     "llama3_8b": {},
@@ -113,7 +109,7 @@ def entry(name: str) -> dict:
     """All numbers of a preset."""
     lengths = {target: longest(name, target) for target in (TPU, GPU)}
     return {
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "longest_closed_form": lengths,
         TPU: compiled(name),
         GPU: counted(name, min(lengths[GPU], LENGTH // 2)) if lengths[GPU] else None,
@@ -196,14 +192,14 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     saved: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.is_file() else ORIGIN | {"presets": {}}
     if asked.compile_times:
-        measured = {"date": datetime.date.today().isoformat(), "jax": jax.__version__}
+        measured = {"date": today(), "jax": jax.__version__}
         saved |= ORIGIN | {"compile_times": measured | {"ratios": compile_times()}}
-        asked.out.write_text(json.dumps(saved, indent=1) + "\n")
+        write_results(asked.out, saved)
         write_table(asked.page, COMPILE_BEGIN, compile_table(saved["compile_times"]["ratios"]), END)
         raise SystemExit
     only_compilers()
     for name in [asked.only] if asked.only else PRESETS:
         saved["presets"][name] = entry(name)
-        asked.out.write_text(json.dumps(saved, indent=1) + "\n")
+        write_results(asked.out, saved)
         print(name, json.dumps(saved["presets"][name]), flush=True)
     write_table(asked.page, BEGIN, table(saved["presets"]), END)

@@ -8,27 +8,21 @@ form (2 and 2.4 F/B, docs/overlap.md). All of it is compiled, nothing measured.
 """
 
 import argparse
-import datetime
-import json
 import os
-import sys
 from importlib.metadata import version
-from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
+from benchmarks.paper_page.figures import draw_overlap
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.closed_forms.training import smallest_local_length
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.paper_page.figures import draw_overlap
 
 TARGETS = ("v4:2x2x2", "v5e:4x2", "v5p:2x2x2", "v6e:4x2")
 LENGTHS = (8192, 16384, 32768)
@@ -73,11 +67,11 @@ def main() -> None:
     result = {
         "what": what,
         "command": "python benchmarks/overlap.py",
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "versions": {p: version(p) for p in ("jax", "libtpu")},
         "rows": rows,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(args.out, result)
     smallest = {
         (name, p): smallest_local_length(MODEL, find_target(name).chip, backward=p == "backward")
         for name in TARGETS

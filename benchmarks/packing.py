@@ -16,7 +16,6 @@ hops that attention does not hide.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from typing import cast
 
 import numpy as np
 
+from benchmarks.tables import write_table
 from ringformer.data.packing.bin_packing import attention_work, order_by_batch, pack, spread
 from ringformer.data.packing.ring_balance import LAYOUTS, batches_of, in_buckets, segments, sequences_of
 from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, mean, overall, ring_work
@@ -32,10 +32,6 @@ from ringformer.estimate.reports.packed_documents import in_layout, seconds_of_d
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import preset_workload
 from ringformer.ops.layouts import Layout
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.tables import write_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
 RINGS_BEGIN, SPEEDS_BEGIN = (

@@ -9,12 +9,13 @@ compiled for the same sizes, and its seconds are modelled. The lines of the figu
 """
 
 import argparse
-import datetime
 import json
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from benchmarks.paper_page.figures import draw_parallelism
+from benchmarks.result_files import today, write_results
+from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.choices.candidates import counted
 from ringformer.estimate.compiler.process import compile_apart
@@ -23,11 +24,6 @@ from ringformer.estimate.reports.time_report import modelled_time
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workloads.training import Workload, preset_workload
 from ringformer.ops.ring import RingForm
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.paper_page.figures import draw_parallelism
-from benchmarks.tables import write_table
 
 USP = "USP"
 """Name of their hybrid: 16 devices exchange heads, rings have 4 ranks."""
@@ -129,7 +125,7 @@ def compile_row(row: Row) -> dict:
         "closed_form_seconds": counted(workload).time.step,
         "over_measured": row.measured and time.step / row.measured,
         "compiled_by": compiled_by(workload.target),
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
     }
 
 
@@ -187,7 +183,7 @@ def main() -> None:
             "lengths": LENGTHS,
             "lines": lines,
         }
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_results(args.out, content)
     write_table(args.docs, BEGIN, table(content["rows"]), END)
     points = [
         (row.method, row.seq_len // row.sp, rows[row.name]["seconds"])

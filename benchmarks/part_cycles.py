@@ -8,11 +8,11 @@ before.
 """
 
 import argparse
-import datetime
 import json
 import os
 import re
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.closed_forms.training import step_time
 from ringformer.estimate.compiled.program_text import Program
@@ -95,7 +95,7 @@ def judge(cell: tuple) -> dict:
         "assumed": seconds(workload, scheduled),
         "products": rows,
         "compiled_by": compiled_by(workload.target),
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
     }
 
 
@@ -110,7 +110,7 @@ def main() -> None:
             known = json.loads(args.out.read_text())["cells"] if args.out.exists() else {}
             about = "compiled: machine code of whole train steps and of their attention alone; nothing was run"
             content = {"what": about, "command": "python benchmarks/part_cycles.py", "cells": known | {name: said}}
-            args.out.write_text(json.dumps(content, indent=1) + "\n")
+            write_results(args.out, content)
             parts, whole = (said[k]["seconds"] for k in ("by_parts", "by_whole"))
             off = [r for r in said["products"] if not 1 / 1.4 <= r["of_xla_estimate"] <= 1.4]
             print(

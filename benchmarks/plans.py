@@ -6,10 +6,10 @@ Compiled, not measured: a quarter of an hour each, and more on few cores. A plan
 """
 
 import argparse
-import datetime
 import json
 from dataclasses import replace
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.choices.candidates import Candidate, neighbours
 from ringformer.estimate.compiled.dump import CompilerFailure
@@ -60,10 +60,10 @@ def main() -> None:
             "seconds_nearby": seconds_nearby(planned.chosen, compiler),
         }
         said |= programs_json(planned.run)
-        said |= {"compiled_by": compiled_by(target), "date": datetime.date.today().isoformat()}
+        said |= {"compiled_by": compiled_by(target), "date": today()}
         about = "compiled: the longest plan, its programs to machine code; seconds modelled from it"
         content = {"what": about, "command": "python benchmarks/plans.py", "plans": known | {f"{model}/{name}": said}}
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_results(args.out, content)
 
 
 if __name__ == "__main__":

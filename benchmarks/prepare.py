@@ -20,7 +20,6 @@ file to the verified store.
 """
 
 import argparse
-import datetime
 import itertools
 import json
 import os
@@ -39,6 +38,7 @@ from pyarrow import parquet
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.data import build_stores, load_tokenizer, open_or_build, read_documents, train_sentencepiece
 from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning
@@ -248,12 +248,12 @@ def main() -> None:
         result = {
             "what": f"measured: {what}",
             "command": f"python benchmarks/prepare.py {flags} --pairs {args.pairs}",
-            "date": datetime.date.today().isoformat(),
+            "date": today(),
             "cores": len(os.sched_getaffinity(0)),
             "versions": {p: version(p) for p in ("tokenizers", "sentencepiece", "pyarrow")},
             "rows": rows,
         }
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(args.out, result)
 
 
 if __name__ == "__main__":

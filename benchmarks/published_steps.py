@@ -12,13 +12,14 @@ kernels. Our own step, and that of LLaMA-3.1 8B as we ship it (32 heads of 128),
 """
 
 import argparse
-import datetime
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.kernel_cycles import KINDS, count_ours, count_splash
+from benchmarks.result_files import today, write_results
+from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.kernels.kernel_cycles import with_machine_code
@@ -28,11 +29,6 @@ from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workloads.training import Workload
 from ringformer.models.families.llama import LlamaConfig, preset
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.kernel_cycles import KINDS, count_ours, count_splash
-from benchmarks.tables import write_table
 
 SHAPE = {"num_heads": 16, "num_kv_heads": 4, "head_dim": 256}
 """Heads of their model; its width, layers and parameters are those of LLaMA-3.1 8B."""
@@ -113,7 +109,7 @@ def compile_row(row: Row, shape: dict) -> dict:
         "mfu": mfu(workload, time)["causal"],
         "chunks": chunks,
         "compiled_by": compiled_by(target),
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
     }
     if shape == SHAPE and target.generation in BLOCKS:
         slower = {kind: splash_over_ours(target.generation, kind, *chunks) for kind in KINDS}
@@ -185,7 +181,7 @@ def main() -> None:
             "Llama3.1-8B-LongContext-Maxtext",
             "rows": {row.name: rows[row.name] for row in ROWS if row.name in rows},
         }
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_results(args.out, content)
     write_table(args.docs, BEGIN, table(rows), END)
 
 

@@ -16,12 +16,11 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from benchmarks.result_files import write_results
+from ringformer.cli.parser import output_argument
+from tests.cpu_flags import cpu_environment
+
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from ringformer.cli.parser import output_argument  # noqa: E402
-from tests.cpu_flags import cpu_environment  # noqa: E402
-
 PAGE = ROOT / "docs" / "reliability.md"
 
 
@@ -90,7 +89,7 @@ def finish(told: dict, tests: list[dict], out: Path) -> int:
         for row in failed:
             row |= alone[row["test"]] | {"beside_another": row["outcome"]}
     told["tests"] = tests
-    out.write_text(json.dumps(told, indent=1) + "\n")
+    write_results(out, told)
     wrong = sum(row["verdict"] != "ok" for row in told["trials"])
     wrong += sum(row["outcome"] in ("failure", "error") for row in tests) or not tests
     skipped = sum(row["outcome"] == "skipped" for row in tests)

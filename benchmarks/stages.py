@@ -8,12 +8,12 @@ again (delete its entry to have it again). The tables in --docs, each between it
 """
 
 import argparse
-import datetime
 import json
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.result_files import today, write_results
+from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
@@ -23,10 +23,6 @@ from ringformer.estimate.workloads.targets import MissingCompiler, compiled_by, 
 from ringformer.estimate.workloads.training import Workload, stage_workloads
 from ringformer.hardware import GiB
 from ringformer.runs.config_file import load_config, parse_stages
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.tables import write_table
 
 
 class Recipe(NamedTuple):
@@ -84,7 +80,7 @@ def compile_stage(workload: Workload, command: str) -> dict:
     return row | {
         "stage": workload.name,
         "command": command,
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "compiled_by": compiled_by(workload.target),
     }
 
@@ -102,7 +98,7 @@ def write(path: Path, rows: dict[str, dict]) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
+    write_results(part, content)
     part.replace(path)
 
 

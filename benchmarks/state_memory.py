@@ -8,12 +8,12 @@ the state alone (tests/checkpoints/test_manager.py).
 """
 
 import argparse
-import datetime
 import json
 import math
 
 import jax
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.workloads.programs import FIRST_STATE, INIT
@@ -51,7 +51,7 @@ def compile_case(model: str, target_name: str, mesh_dim: str) -> dict:
         "init_peak_bytes": init.peak_bytes,
         "first_state_peak_bytes": first.peak_bytes,
         "compiled_by": compiled_by(target),
-        "date": str(datetime.date.today()),
+        "date": today(),
     }
 
 
@@ -71,7 +71,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     command = "python benchmarks/state_memory.py --out results/state_memory.json"
     what = "compiled: bytes that a device holds while a state begins; saving and restoring hold the state alone"
-    args.out.write_text(json.dumps({"what": what, "command": command, "rows": rows}, indent=1) + "\n")
+    write_results(args.out, {"what": what, "command": command, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.evals.figures import CURVE, PERCENT
 from ringformer.evals.intervals import bootstrap, wilson
@@ -264,7 +264,7 @@ def main() -> None:
         content = {
             "what": "measured: return over the optimal one in a dark room with goals that no model was trained on",
             "measured_on": args.measured_on,
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "date": today(),
             "command": args.command,
             "chains": {seed: chains(args.folder, seed) for seed in seeds},
             "versions": {
@@ -283,7 +283,7 @@ def main() -> None:
                 for seed in seeds
             },
         }
-        args.results.write_text(json.dumps(content, indent=1) + "\n")
+        write_results(args.results, content)
         count = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
         draw(table, f"returns for goals never trained on, 0.1M parameters, {count}", path=args.figure)
     except (ValueError, OSError, KeyError, TypeError) as error:

@@ -9,13 +9,13 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.data import TokenStore
 from ringformer.evals.case_file import Row, read_cases
@@ -251,7 +251,7 @@ def main() -> None:
         content = {
             "what": "measured: line retrieval of a small model by the context it was trained at, the paper's Figure 3",
             "measured_on": args.measured_on,
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "date": today(),
             "commands": ["bash experiments/figure3.sh"],
             "versions": {
                 "python": platform.python_version(),
@@ -262,7 +262,7 @@ def main() -> None:
             "evaluation_seconds": evaluation_seconds(args.folder),
             "runs": runs,
         }
-        args.results.write_text(json.dumps(content, indent=1) + "\n")
+        write_results(args.results, content)
         draw(runs, "line retrieval, 0.2M parameters" + (" (partial)" if missing else ""), path=args.figure)
     except (ValueError, OSError, KeyError) as error:
         print(f"experiments/figure3.py: {error}", file=sys.stderr)

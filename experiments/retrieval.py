@@ -12,12 +12,12 @@ import platform
 import random
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.evals.case_file import Row, read_cases
 from ringformer.evals.cases import seeded
@@ -266,12 +266,12 @@ def report(
         file.writelines(json.dumps(row) + "\n" for row in cases)
     content = {
         "measured_on": measured_on,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "date": today(),
         "commands": [*before["commands"], *commands],
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "flax", "optax")}},
         "runs": list(runs.values()),
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_results(path, content)
 
 
 def main() -> None:
