@@ -49,8 +49,9 @@ class KeyGradients(NamedTuple):
 class Cotangents(NamedTuple):
     """Inputs of the backward for the queries' rows: the cotangents of the outputs, and three numbers per row.
 
-    The numbers are m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 for empty rows. A kernel may `prepare` others
-    before the first block. `o` and `dlse` are for kernels that compute delta themselves.
+    The numbers are m, 1/l, and delta = rowsum(o * do) - dlse; for rows without keys, m and 1/l are 0. Some kernels
+    replace them by numbers of their own before the first block. `o` and `dlse` are for kernels that compute delta
+    themselves.
     """
 
     do: Float[Array, "B K G T d"]
@@ -96,7 +97,7 @@ def block_backward(
         q_start = _at(work_list.q_chunks.start, pair.q)
         k_start = _at(work_list.k_chunks.start, pair.k)
         do = _slice(cotangents.do, _ROWS, q_start, work_list.q_chunks.size)
-        m, weight, delta = _slice(cotangents.rows, 4, q_start, work_list.q_chunks.size)
+        m, weight, delta = _slice(cotangents.rows, _ROWS + 1, q_start, work_list.q_chunks.size)
 
         s, slope = _logits(q, k, pair, work_list, scale, softcap, masked)
         p = jnp.exp(s - m[..., None]) * weight[..., None]
@@ -162,7 +163,11 @@ def _logits(
     masked: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Compute the scaled logits of a chunk pair, [B, K, G, t, s] float32, -inf where the key is hidden; also the
-    derivative of the soft cap, None without one."""
+    derivative of the soft cap, None without one.
+
+    `masked`: an edge of the causal mask or of a window crosses the pair. Pairs that are hidden whole are in no work
+    list.
+    """
     s = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale
     slope = None
     if softcap is not None:

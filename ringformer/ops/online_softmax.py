@@ -1,7 +1,8 @@
 """Softmax-weighted sums over keys that arrive in blocks (Milakov & Gimelshein; section 2 of the paper).
 
 State per query row: the running maximum `m` of its logits, the denominator `l = sum exp(s - m)` and the
-numerator `o = sum exp(s - m) v`, all float32. A row that has seen no key has m = -inf, l = 0, o = 0.
+numerator `o = sum exp(s - m) v`, all float32. A row that has seen no key has m = -inf, l = 0, o = 0, or with a sink
+m = the sink, l = 1.
 """
 
 from typing import NamedTuple
@@ -50,8 +51,8 @@ def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K 
 
 
 def join(a: Softmax, b: Softmax, log_unit: float = 1.0) -> Softmax:
-    """Merge two states of the same rows for different keys; rows for which `a` has seen no key are taken from `b`. m is
-    in units of `log_unit`."""
+    """Merge two states of the same rows for different keys; rows of `a` with l = 0 are taken from `b`. One unit of m is
+    `log_unit` of a logit: kernels that compute 2^x keep m in ln 2."""
     m = jnp.maximum(a.m, b.m)
     shift = jnp.where(jnp.isneginf(m), 0.0, m)
     x, y = (jnp.exp(log_unit * (s.m - shift)) for s in (a, b))

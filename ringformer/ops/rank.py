@@ -19,7 +19,8 @@ from ringformer.ops.streams import Stream, Streams, with_shared_ids
 from ringformer.ops.work_list import WorkList
 
 OWN = 0
-"""Step at which a rank computes the block of its own keys. At step t, the keys have made t hops."""
+"""Step at which a rank computes the block of its own keys, the last one in the backward: at step t, the keys have made
+t hops."""
 
 Step = int | jax.Array
 
@@ -90,7 +91,8 @@ class Rank:
 
     @property
     def _adds_in_kernel(self) -> bool:
-        """True if a kernel adds to the gradients that arrived, which it needs before it starts.
+        """True if there are two streams, and a kernel that needs the gradients that arrived before it starts, since it
+        adds to them.
 
         So those of one stream travel while the kernel computes the other stream: the first stream's after its block,
         the last stream's before its block.
@@ -114,8 +116,8 @@ class Rank:
         When the next hop begins, the keys of this block are no longer read: two buffers suffice, and none is copied.
         And nobody waits for the next segment ids before this block has hidden their hop.
         """
-        has_kernel = self._adds_in_kernel if self.backward else self.blocks.code.unroll
-        if has_kernel:
+        from_hop_to_hop = self._adds_in_kernel if self.backward else self.blocks.code.unroll
+        if from_hop_to_hop:
             return lax.optimization_barrier((computed, arriving))
         return computed, arriving
 

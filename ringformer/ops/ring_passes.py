@@ -1,10 +1,13 @@
 """Ring attention of one rank, forward and backward (paper, section 3, algorithm 1).
 
-    forward     the rank's own block first, then the blocks of steps 1 .. n-1, at which the keys of other ranks visit.
+    forward     the rank's own block (step 0), then steps 1 .. n-1.
                 n-1 hops of [k, v] in the input dtype; every hop starts before the block that hides it.
     backward    steps 1 .. n-1, then the own block. The gradients of keys start on the first rank that the keys visit,
-                follow them one hop behind, and return while each rank computes its own block.
+                and follow them one hop behind. The own block hides the hop that brings them home.
                 n-1 hops of [k, v], n-1 of float32 [dk, dv].
+
+At step t, a rank computes with keys that made t hops. Segment ids and a bias hop with [k, v], and the gradients of the
+bias with [dk, dv]. Where a kernel adds to the gradients of two streams, those of the first hop a block earlier.
 
 `rank.py` has what a rank does at a step. A ring that gathers all keys at once has other passes (`gathered_passes.py`),
 and so has a window (`window_passes.py`). `ring_vjp.py` makes a differentiable function of the passes.
@@ -56,7 +59,7 @@ def ring_backward(
 
     Args:
       dqs, rows: of each stream; a plain ring has one.
-      own_keys: a function that makes the keys of each stream from k and v.
+      own_keys: stacks k and v, and returns the keys of each stream.
     """
     n = rank.ring.size
 
@@ -71,11 +74,13 @@ def ring_backward(
     if n > 1:
         keys = rank.shift(own_keys(*k_and_v))
         if n > 2:
+            # Before the loop, whose carry needs arrays: no rank has computed gradients before this step.
             carry = block_and_hop(1, (dqs, dkeys, keys))
             with jax.named_scope(LOOP):
                 carry = lax.fori_loop(2, n - 1, block_and_hop, carry, unroll=rank.blocks.code.unroll)
             dqs, dkeys, keys = carry
         dqs, dkeys = rank.differentiate(dqs, dkeys, keys, rows, n - 1)
-    # Stack the rank's own keys again: keeping them through the loop would take the memory of k and v twice.
+    # The barrier keeps the compiler from stacking the own keys once, for their hop and for this block: they would be
+    # kept through the loop, beside k and v.
     (dqs, dkeys), k_and_v = lax.optimization_barrier(((dqs, dkeys), k_and_v))
     return rank.differentiate(dqs, dkeys, own_keys(*k_and_v), rows, OWN)
