@@ -1,5 +1,6 @@
 """The notebooks run, cell by cell, in one fresh interpreter, and are committed as they ran."""
 
+import ast
 import json
 import re
 import subprocess
@@ -61,6 +62,16 @@ def test_notebook_runs(path):
     done = subprocess.run(command, cwd=path.parent, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     CHECKS[path.stem](done.stdout)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_what_a_notebook_imports_is_there(path):
+    imports: list[ast.stmt] = []
+    for cell in code(path):
+        statements = ast.parse("".join(cell["source"])).body
+        imports += [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
+    assert imports
+    exec(compile(ast.Module(imports, type_ignores=[]), path.name, "exec"), {})
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
