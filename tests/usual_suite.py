@@ -29,6 +29,9 @@ DEAR = {
         "another test with each commit, which has its own limit, with its module's fixtures and the start of a process"
     ),
     "tests/convert/test_adapters.py::test_the_code_of_the_card_loads_them": "its module trains, and exports twice",
+    "tests/train/test_loop.py::test_an_interrupted_run_resumes_on_another_mesh": (
+        "its module trains a run, which two other programs repeat: 10 CPU-seconds with JAX 0.10, 13 with 0.12"
+    ),
     "tests/convert/test_model_card.py::test_metadata_and_licence_are_those_of_the_base": "its module trains three runs",
 }
 """Usual tests that may take more, each with its reason."""
