@@ -5,16 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.data.stores.checked_array import DamagedStore
+from ringformer.processes.agreement import from_process_0
 from ringformer.processes.stopping import Phase, Stopping
 from ringformer.runs.folder import RunFolder
 from ringformer.train.prepare import Run
 from ringformer.train.reports import StepReports
 from ringformer.train.state import TrainState, check_state_finite
+
+MOST_STEPS = 2**31
+"""Most steps until the processes ask again: `checkpoint_minutes` may be infinite."""
 
 
 class SaveClock:
@@ -22,7 +24,7 @@ class SaveClock:
 
     Process 0 decides by its clock. It tells the other processes its decision and the number of steps until they ask
     again. That is the number of steps that fit into half of the remaining time; asking at every step would make the
-    devices wait.
+    processes wait for the slowest.
     """
 
     def __init__(self, minutes: float, step: int):
@@ -46,11 +48,11 @@ class SaveClock:
         if jax.process_count() == 1:
             return left <= 0
         pace = (now - self._started) / (step - self._first)
-        wait = np.clip(left / 2 / max(pace, 1e-9), 1, np.iinfo(np.int32).max // 2)
-        answer = np.array([left <= 0, wait]).astype(np.int32)
-        due, wait = multihost_utils.broadcast_one_to_all(answer).tolist()
+        steps_until_half = left / 2 / max(pace, 1e-9)
+        wait = int(min(max(1, steps_until_half), MOST_STEPS))
+        due, wait = from_process_0([left <= 0, wait])
         self._ask_at = step + wait
-        return bool(due)
+        return due
 
 
 class Saving:

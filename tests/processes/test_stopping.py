@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -184,7 +185,7 @@ def test_several_processes_save_at_the_same_steps(monkeypatch):
 
     monkeypatch.setattr(saving.time, "monotonic", lambda: clocks[process])
     monkeypatch.setattr(saving.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(saving.multihost_utils, "broadcast_one_to_all", broadcast)
+    monkeypatch.setattr(saving, "from_process_0", broadcast)
     both = []
     for process in (0, 1):  # noqa: B007
         both.append(SaveClock(minutes=10, step=0))
@@ -197,6 +198,13 @@ def test_several_processes_save_at_the_same_steps(monkeypatch):
                 saved[process].append(step)
     assert saved[0] == saved[1] and all(200 <= b - a <= 220 for a, b in zip(saved[0], saved[0][1:], strict=False))
     assert len(saved[0]) == 5 and asked < 60
+
+
+def test_several_processes_never_save_after_infinite_minutes(monkeypatch):
+    monkeypatch.setattr(saving.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(saving, "from_process_0", lambda answer: answer)
+    clock = SaveClock(minutes=math.inf, step=0)
+    assert not any(clock.due(step) for step in range(1, 100))
 
 
 def test_no_clock_without_minutes():
