@@ -1,4 +1,4 @@
-"""What one GPU reaches of its peak: products and attention by size, and the kernels that a train step's seconds go to.
+"""Rates of one GPU: products and attention by size, and the seconds of a train step by kernel.
 
 `benchmarks/gpu.py` runs these as its parts `products`, `head_sizes` and `step_kernels`.
 """

@@ -56,5 +56,5 @@ export TQDM_DISABLE=1
 if [ -n "$pack" ]; then
     exec "$python" -m experiments.extension.pack "$out/documents" "$pack"
 fi
-"$python" -m experiments.extension.study --plan="$plan" $accelerator ${inputs:+--inputs="$inputs"} --results="$results" \
+"$python" -m experiments.extension.study --plan="$plan" ${accelerator:+"$accelerator"} ${inputs:+--inputs="$inputs"} --results="$results" \
     --figure="$figure" "$out"

@@ -75,7 +75,7 @@ def tasks(found: Results) -> str:
         ]
         for row in found["tasks"]
     ]
-    rows += counted("continuations of passages, short", found.get("short_task", []))
+    rows += counted("continuations of passages, short", found["short_task"])
     rows += counted("chats", found["chats"])
     return table(["task", "model", "score", "95% interval"], rows)
 

@@ -76,7 +76,8 @@ def loss_results(out: Path, plan: Plan, folder: str) -> Results:
     """Return the losses of all models by position, and their paired differences from the models before them."""
     rows = {model: loss_rows(out, model, folder) for model in plan.models}
     compared = [(THETA, RELEASED)]
-    compared += [(model, base) for model in plan.trainings for base in (THETA, RELEASED)]
+    for model in plan.trainings:
+        compared += [(model, THETA), (model, RELEASED)]
     return {
         "losses": {model: losses(found) for model, found in rows.items()},
         "differences": {f"{model} - {base}": differences(rows[model], rows[base]) for model, base in compared},
@@ -84,7 +85,7 @@ def loss_results(out: Path, plan: Plan, folder: str) -> Results:
 
 
 SCORES: dict[str, Score] = {"ruler": ruler_score, "lines": lines_score}
-"""How an answer of an evaluation is scored."""
+"""Function that scores an answer, by evaluation."""
 
 
 def task_results(out: Path, plan: Plan) -> list[Results]:
@@ -180,7 +181,8 @@ def seconds_of_parts(out: Path) -> Results:
 def collect(out: Path, plan: Plan, machine: str) -> Results:
     """Return the results of one form of the study."""
     first, *others = plan.losses
-    found = {
+    longer = {str(losses.context): loss_results(out, plan, loss_folder(plan, losses)) for losses in others}
+    return {
         "machine": machine,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {name: version(name) for name in ("jax", "flax", "numpy")} | {"python": platform.python_version()},
@@ -189,15 +191,11 @@ def collect(out: Path, plan: Plan, machine: str) -> Results:
         **loss_results(out, plan, loss_folder(plan, first)),
         "tasks": task_results(out, plan),
         "chats": chat_results(out, plan.models),
+        "longer": longer,
+        "short_task": short_task_results(out, plan) if plan.short_questions else [],
+        "ring_step": [] if plan.ring_step is None else ring_step_results(out),
         "parts": seconds_of_parts(out),
     }
-    if others:
-        found["longer"] = {losses.context: loss_results(out, plan, loss_folder(plan, losses)) for losses in others}
-    if plan.short_questions:
-        found["short_task"] = short_task_results(out, plan)
-    if plan.ring_step is not None:
-        found["ring_step"] = ring_step_results(out)
-    return found
 
 
 def write_results(path: Path, form: str, found: Results) -> None:
@@ -213,7 +211,7 @@ def write_results(path: Path, form: str, found: Results) -> None:
 def text(found: Results) -> str:
     """Return the results as a person reads them."""
     lines = _text_of_losses(found)
-    for context, of_longer in found.get("longer", {}).items():
+    for context, of_longer in found["longer"].items():
         lines += ["", f"documents of {int(context):,} tokens", *_text_of_losses(of_longer)]
     lines.append("")
     for row in found["tasks"]:
@@ -223,10 +221,10 @@ def text(found: Results) -> str:
             f"({low:.0%} to {high:.0%})"
         )
     for name, key in (("continuations of short passages", "short_task"), ("chats", "chats")):
-        for row in found.get(key, []):
+        for row in found[key]:
             right = "not asked" if row["right"] is None else f"{row['right']} of {row['questions']} right"
             lines.append(f"{name}, {row['model']}: {right}")
-    for row in found.get("ring_step", []):
+    for row in found["ring_step"]:
         of_step = f"loss {row['loss']:.7f}, norm of the gradients {row['grad_norm']:.7f}"
         lines.append(f"a step on {row['devices']} devices: {of_step}")
     return "\n".join(lines)

@@ -29,6 +29,8 @@ CONFIGS = Path("experiments/extension")
 """Folder of the configs, from `ROOT`, where every part runs."""
 DOCUMENTS: Flags = {"source": "installed", "join": "folder", "held_out": 0.1}
 """Documents to train on and to measure: the folders of Python's library and of the installed packages."""
+CPU_CORES = "CPU cores"
+"""Unit of a machine without an accelerator."""
 SHARE_OF_MEMORY = 0.9
 """Share of an accelerator's memory that the evaluations of one moment may take together."""
 
@@ -247,6 +249,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", type=Path)
     args = parser.parse_args(arguments)
     plan = PLANS[args.plan]
+    on = machine()
+    if args.accelerator and args.plan not in ("core", "whole"):
+        parser.exit(2, f"{parser.prog}: --accelerator takes the core or the whole form, not {args.plan}\n")
+    if (args.accelerator or args.plan == results.GPU_FORM) and on.endswith(CPU_CORES):
+        parser.exit(
+            2,
+            f"{parser.prog}: JAX sees no GPU here, only {on}: use --core without --accelerator, or "
+            "pip install -e '.[cuda]'\n",
+        )
     if args.accelerator:
         plan = plan.on_an_accelerator()
     try:
@@ -258,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
 
             args.released = smol()
         run(Study(args.out, plan, args.inputs, args.released))
-        found = results.collect(args.out, plan, machine())
+        found = results.collect(args.out, plan, on)
         results.write_results(args.results, args.plan, found)
     except (ValueError, FileNotFoundError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
@@ -274,7 +285,7 @@ def machine() -> str:
     script = "import jax; device = jax.devices()[0]; print(device.platform, device.device_kind)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     platform, kind = done.stdout.strip().split(maxsplit=1)
-    return f"{os.cpu_count()} CPU cores" if platform == "cpu" else kind
+    return f"{os.cpu_count()} {CPU_CORES}" if platform == "cpu" else kind
 
 
 if __name__ == "__main__":

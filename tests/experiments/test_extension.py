@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from experiments.extension import chats, continuations, pack, results
+from experiments.extension import study as study_module
 from experiments.extension.plans import PLANS, RELEASED, SHIFTED, THETA, Plan
 from experiments.extension.study import Part, Study
 from ringformer.evals.intervals import bootstrap
@@ -150,6 +151,23 @@ def test_on_an_accelerator_a_plan_measures_the_same():
     there = whole.on_an_accelerator()
     assert (there.losses, there.tasks, there.trainings) == (whole.losses, whole.tasks, whole.trainings)
     assert "cpu_devices" in whole.machine and "cpu_devices" not in there.machine
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plan=toy", "--accelerator"], "--accelerator takes the core or the whole form, not toy"),
+        (["--plan=gpu"], "JAX sees no GPU here, only 2 CPU cores: use --core without --accelerator"),
+        (["--plan=whole", "--accelerator"], "JAX sees no GPU here, only 2 CPU cores: use --core without --accelerator"),
+    ],
+)
+def test_a_machine_without_a_gpu_is_refused_before_anything_runs(options, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study_module, "machine", lambda: "2 CPU cores")
+    files = f"--results={tmp_path}/results.json", f"--figure={tmp_path}/figure.png"
+    with pytest.raises(SystemExit, match="2"):
+        study_module.main([*options, *files, str(tmp_path / "out")])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def study(out, plan: Plan = PLANS["core"]) -> Study:

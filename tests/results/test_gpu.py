@@ -95,10 +95,11 @@ def test_the_page_has_the_rates_of_attention():
     }
     found = {(row["kernel"], row["T"]): row for row in RESULTS["attention"]}
     for kernel, name in names.items():
-        shorter, longer = found[kernel, 16384], found[kernel, 65536]
-        rates = [row[key] for row in (shorter, longer) for key in ("forward_tflops", "both_tflops")]
-        cells = " | ".join(f"{rate:.0f}" for rate in rates)
-        assert f"| {name} | {cells} |" in PAGE
+        cells = []
+        for length in (16384, 65536):
+            row = found[kernel, length]
+            cells += [f"{row['forward_tflops']:.0f}", f"{row['both_tflops']:.0f}"]
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE
     for row in RESULTS["head_sizes"]:
         sizes = f"| {row['head_dim']} | {row['T']:,}, {row['heads']}, {row['key_heads']} |"
         assert f"{sizes} {row['forward_tflops']:.0f} | {row['backward_tflops']:.0f} |" in PAGE
@@ -110,5 +111,25 @@ def test_the_page_says_where_the_seconds_of_a_step_go():
     seconds = profile["seconds_by_kind"]
     assert 0.9 < sum(seconds.values()) / step["step_seconds"] < 1  # the rest: no kernel ran
     text = " ".join(PAGE.split())
-    said = f"{seconds['attention']:.2f} s attention, {seconds['products']:.2f} s products, {seconds['other']:.2f} s "
-    assert said + f"elementwise kernels and sums, {seconds['copies']:.2f} s copies" in text
+    shares = (
+        f"{seconds['attention']:.2f} s attention, {seconds['products']:.2f} s products, "
+        f"{seconds['other']:.2f} s elementwise kernels and sums, {seconds['copies']:.2f} s copies"
+    )
+    assert shares in text
+
+
+def test_the_page_has_the_rates_of_products_and_the_cost_of_packing():
+    text = " ".join(PAGE.split())
+    of_shape = {(row["rows"], row["columns_in"], row["columns_out"]): row for row in RESULTS["products"]}
+    shown = [of_shape[16384, 576, 1536], of_shape[16384, 2048, 8192], of_shape[16384, 4096, 14336]]
+    small, middle, large = (f"{row['forward_tflops']:.0f}" for row in shown)
+    assert f"{small} TFLOP/s at 16,384 × 576 × 1,536, {middle} at 16,384 × 2,048 × 8,192 and {large} at" in text
+    small, middle, large = (f"{row['backward_tflops']:.0f}" for row in shown)
+    assert f"those of their backward {small}, {middle} and {large}." in text
+    ratios = []
+    rates = {(row["kernel"], row["T"]): row for row in RESULTS["attention"]}
+    for length in (16384, 65536):
+        plain = rates["cudnn", length]
+        packed = rates["cudnn, one packed document", length]
+        ratios += [plain[key] / packed[key] for key in ("forward_tflops", "both_tflops")]
+    assert f"{min(ratios):.2f} to {max(ratios):.1f} times as long" in text
