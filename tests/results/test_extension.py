@@ -66,3 +66,8 @@ def test_memory_is_as_estimated():
         assert 0.99 < row["peak_memory_gib_estimate"] / row["peak_memory_gib"] < 1.01
         assert 1.55 < row["step_seconds"] / row["step_seconds_model"] < 1.85
     assert GPU["rope_theta"] == PLANS["gpu"].rope_theta and CORE["rope_theta"] == PLANS["core"].rope_theta
+
+
+def test_the_page_says_how_long_a_decode_step_compiles():
+    seconds = GPU["parts"]["chats-released"]["decode_compilation_seconds"]
+    assert f"step of 20 rows takes {seconds:.0f} seconds there" in " ".join(PAGE.read_text().split())
