@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Extend a released model, SmolLM2-135M-Instruct of 8K tokens, and measure what its larger rope theta and what the training
-# did: losses by position, RULER's tasks and chats. Writes OUT (default: runs/extend_released/FORM), and when it ends
-# results/extension.json and docs/figures/extension_FORM.png (--toy: both in OUT). If interrupted, run the same command again: parts that ended
-# are kept. Without an option the form is whole: hours on two cores.
+# did: losses by position, tasks and chats. Writes OUT (default: runs/extend_released/FORM), and after each group of parts
+# results/extension.json and docs/figures/extension_FORM.png (--toy: both in OUT). If interrupted, run the same command again:
+# parts that ended are kept. Without an option the form is whole: hours on two cores.
 #   --core         three models up to 16K tokens: an hour on two cores
 #   --gpu          steps at 16K, 32K and 64K and evaluations up to 128K, on one H100 or H200: eight minutes
 #   --toy          the parts of all forms at the size of a CPU: minutes

@@ -27,6 +27,7 @@ def losses(found: Results) -> str:
     models = list(found["losses"])
     trained = [model for model in models if model not in (RELEASED, THETA)]
     pairs = [(THETA, RELEASED), *((model, base) for model in trained for base in (THETA, RELEASED))]
+    pairs = [pair for pair in pairs if " - ".join(pair) in found["differences"]]
     head = ["position", *(NAMES[model] for model in models), *(f"{own} − {base}" for own, base in pairs)]
     rows = []
     for index, first in enumerate(row["from"] for row in found["losses"][RELEASED]):
@@ -81,13 +82,12 @@ def tasks(found: Results) -> str:
 
 
 def counted(name: str, found: Sequence[Results]) -> list[list[str]]:
-    """Rows of right answers, of the models that were asked."""
+    """Rows of right answers."""
     rows = []
     for row in found:
-        if row["right"] is not None:
-            low, high = row["interval"]
-            share = f"{row['right']} of {row['questions']}"
-            rows.append([name, NAMES[row["model"]], share, f"{low:.0%} to {high:.0%}"])
+        low, high = row["interval"]
+        share = f"{row['right']} of {row['questions']}"
+        rows.append([name, NAMES[row["model"]], share, f"{low:.0%} to {high:.0%}"])
     return rows
 
 

@@ -57,8 +57,12 @@ class Plan:
     losses: tuple[Losses, ...]
     """Losses by position; tables and the figure show the first, and list the others apart."""
     tasks: tuple[Task, ...]
+    task_models: tuple[str, ...]
+    """Models that are asked the tasks, which take most of the study's hours."""
     machine: Flags = field(default_factory=dict)
     """Flags of evaluations and chats for this machine."""
+    runs_at_once: int = 1
+    """Runs that train at the same time: a step of a short sequence keeps little more than one core busy."""
     at_once: int = 1
     """Evaluations that run at the same time, on a machine with as many cores and as much memory as that needs."""
     short_questions: int = 0
@@ -73,7 +77,7 @@ class Plan:
 
     def on_an_accelerator(self) -> "Plan":
         """Return the same plan for one GPU, whose evaluations run three at a time."""
-        return replace(self, machine={"prefill_chunk": 16 * K}, at_once=3)
+        return replace(self, machine={"prefill_chunk": 16 * K}, at_once=3, runs_at_once=1)
 
 
 def loss_folder(plan: Plan, losses: Losses) -> str:
@@ -90,6 +94,7 @@ CORE = Plan(
     trainings={SHIFTED: Training("short_config.py", SHIFTS)},
     losses=(Losses(16 * K, 8),),
     tasks=(Task("niah_multikey_2", (4 * K, 16 * K), 5),),
+    task_models=(RELEASED, THETA, SHIFTED),
     machine=TWO_CORES,
 )
 WHOLE = Plan(
@@ -103,10 +108,12 @@ WHOLE = Plan(
     tasks=(
         Task("niah_multikey_2", (4 * K, 16 * K), 20),
         Task("niah_single_1", (4 * K, 16 * K), 20),
-        Task("vt", (4 * K, 16 * K), 20),
         Task(LINES, (4 * K, 16 * K), 20),
+        Task("vt", (4 * K, 16 * K), 20),
     ),
+    task_models=(RELEASED, THETA, SHIFTED),
     machine=TWO_CORES,
+    runs_at_once=2,
     short_questions=200,
     ring_step=16 * K,
 )
@@ -115,6 +122,7 @@ GPU = Plan(
     trainings={LONG: Training("long_config.py")},
     losses=(Losses(128 * K, 8),),
     tasks=(Task("niah_multikey_2", (64 * K, 128 * K), 10),),
+    task_models=(RELEASED, THETA, LONG),
     machine={"prefill_chunk": 16 * K},
     at_once=3,
 )
@@ -123,6 +131,7 @@ TOY = Plan(
     trainings={LONG: Training("toy_config.py")},
     losses=(Losses(2 * K, 2), Losses(4 * K, 1)),
     tasks=(Task("niah_multikey_2", (1 * K,), 1), Task(LINES, (1 * K,), 1)),
+    task_models=(RELEASED, THETA, LONG),
     machine={"compute_dtype": "float32", "prefill_chunk": 512},
     at_once=2,
     short_questions=8,

@@ -72,15 +72,26 @@ def differences(rows: Sequence[Row], base: Sequence[Row]) -> list[Results]:
     return table
 
 
+def record_of_part(out: Path, name: str) -> Path:
+    """Return the file that a part of the study has when it ended."""
+    return out / "parts" / f"{name}.json"
+
+
+def measured(out: Path, part: str, models: Sequence[str]) -> list[str]:
+    """Return those models whose part ended. The name of a model's part ends with its own."""
+    return [model for model in models if record_of_part(out, f"{part}-{model}").exists()]
+
+
 def loss_results(out: Path, plan: Plan, folder: str) -> Results:
-    """Return the losses of all models by position, and their paired differences from the models before them."""
-    rows = {model: loss_rows(out, model, folder) for model in plan.models}
+    """Return the losses of the measured models, and their paired differences from the models before them."""
+    rows = {model: loss_rows(out, model, folder) for model in measured(out, folder, plan.models)}
     compared = [(THETA, RELEASED)]
     for model in plan.trainings:
         compared += [(model, THETA), (model, RELEASED)]
+    pairs = [(model, base) for model, base in compared if model in rows and base in rows]
     return {
         "losses": {model: losses(found) for model, found in rows.items()},
-        "differences": {f"{model} - {base}": differences(rows[model], rows[base]) for model, base in compared},
+        "differences": {f"{model} - {base}": differences(rows[model], rows[base]) for model, base in pairs},
     }
 
 
@@ -93,7 +104,7 @@ def task_results(out: Path, plan: Plan) -> list[Results]:
     table = []
     for task in plan.tasks:
         check = row_checker(SCORES[task.evaluation])
-        for model in plan.models:
+        for model in measured(out, task.name, plan.task_models):
             path = out / "evals" / model / task.name / "cases.jsonl"
             rows = list(read_cases(path, task.evaluation, check)[1].values())
             for length, found in grouped(rows, "length").items():
@@ -106,7 +117,7 @@ def short_task_results(out: Path, plan: Plan) -> list[Results]:
     """Return how many questions of the short task each model answers right."""
     table = []
     count = plan.short_questions
-    for model in plan.models:
+    for model in measured(out, continuations.NAME, plan.models):
         path = out / "evals" / model / continuations.NAME / "results.json"
         scores = json.loads(path.read_text())["results"][continuations.NAME]
         share = scores["acc,none"]
@@ -119,6 +130,8 @@ def ring_step_results(out: Path) -> list[Results]:
     """Return the loss and the norm of the gradients of the step that rings of different sizes took."""
     table = []
     for ring in RINGS:
+        if not record_of_part(out, f"ring-step-{ring}").exists():
+            continue
         rows = read_metrics(out / "runs" / f"ring-{ring}" / "metrics.jsonl")
         (step,) = (row for row in rows if "loss" in row)
         table.append({"devices": ring, "loss": step["loss"], "grad_norm": step["grad_norm"]})
@@ -129,12 +142,8 @@ def chat_results(out: Path, models: Sequence[str]) -> list[Results]:
     """Return how many questions each model answers right, and those that it lost and won against the released one."""
     table: list[Results] = []
     right_before: set[str] = set()
-    for model in models:
-        path = out / "answers" / f"{model}.jsonl"
-        if not path.exists():
-            table.append({"model": model, "right": None})
-            continue
-        answers = chats.read_answers(path)
+    for model in measured(out, "chats", models):
+        answers = chats.read_answers(out / "answers" / f"{model}.jsonl")
         pairs = zip(chats.QUESTIONS, answers, strict=True)
         right = {question.text for question, answer in pairs if chats.is_right(question, answer)}
         if model == RELEASED:
@@ -149,7 +158,7 @@ def chat_results(out: Path, models: Sequence[str]) -> list[Results]:
 def training_results(out: Path, plan: Plan) -> list[Results]:
     """Return each run's stages: steps, losses, and the median of their seconds without the first, which compiles."""
     table = []
-    for model in plan.trainings:
+    for model in measured(out, "train", list(plan.trainings)):
         run = out / "runs" / model
         for stage in sorted(run.glob("stage-*")) or [run]:
             config = json.loads((stage / "config.json").read_text())
@@ -166,9 +175,9 @@ def training_results(out: Path, plan: Plan) -> list[Results]:
                 "step_seconds": round(median(seconds), 3),
                 "tokens_per_second": round(tokens / median(seconds), 1),
             }
-            measured = {key: median(step[key] for step in steps[1:]) for key in ("mfu",) if key in steps[0]}
+            rates = {key: median(step[key] for step in steps[1:]) for key in ("mfu",) if key in steps[0]}
             peaks = {"peak_memory_gib": steps[-1]["peak_memory_gib"]} if "peak_memory_gib" in steps[-1] else {}
-            table.append(row | {key: round(value, 4) for key, value in (measured | peaks).items()})
+            table.append(row | {key: round(value, 4) for key, value in (rates | peaks).items()})
     return table
 
 
@@ -178,8 +187,8 @@ def seconds_of_parts(out: Path) -> Results:
     return {name: {key: parts[name][key] for key in ("seconds", "cpu_seconds")} for name in sorted(parts)}
 
 
-def collect(out: Path, plan: Plan, machine: str) -> Results:
-    """Return the results of one form of the study."""
+def collect(out: Path, plan: Plan, machine: str, pending: Sequence[str]) -> Results:
+    """Return the results of the parts that ended of one form of the study, and the names of those that are pending."""
     first, *others = plan.losses
     longer = {str(losses.context): loss_results(out, plan, loss_folder(plan, losses)) for losses in others}
     return {
@@ -195,17 +204,23 @@ def collect(out: Path, plan: Plan, machine: str) -> Results:
         "short_task": short_task_results(out, plan) if plan.short_questions else [],
         "ring_step": [] if plan.ring_step is None else ring_step_results(out),
         "parts": seconds_of_parts(out),
+        "pending": list(pending),
     }
 
 
-def write_results(path: Path, form: str, found: Results) -> None:
+def write_results(path: Path, form: str, found: Results) -> bool:
     """Write the results of one form of the study into a file, whose other forms stay, and at its top the accelerator
-    that one of them was measured on. Raises ValueError for a file that is not the study's."""
+    that one of them was measured on. Results that are complete are not replaced by some with pending parts. Returns
+    whether they were written. Raises ValueError for a file that is not the study's."""
     content = json.loads(path.read_text()) if path.exists() else {"what": WHAT}
     if not isinstance(content, dict) or content.get("what") != WHAT:
         raise ValueError(f"{path} is not a file of this study: choose another --results")
+    before = content.get(form)
+    if found["pending"] and before is not None and not before.get("pending"):
+        return False
     device = {"device": found["machine"]} if form == GPU_FORM else {}
     path.write_text(json.dumps(content | device | {form: found}, indent=1, ensure_ascii=False) + "\n")
+    return True
 
 
 def text(found: Results) -> str:
@@ -222,8 +237,7 @@ def text(found: Results) -> str:
         )
     for name, key in (("continuations of short passages", "short_task"), ("chats", "chats")):
         for row in found[key]:
-            right = "not asked" if row["right"] is None else f"{row['right']} of {row['questions']} right"
-            lines.append(f"{name}, {row['model']}: {right}")
+            lines.append(f"{name}, {row['model']}: {row['right']} of {row['questions']} right")
     for row in found["ring_step"]:
         of_step = f"loss {row['loss']:.7f}, norm of the gradients {row['grad_norm']:.7f}"
         lines.append(f"a step on {row['devices']} devices: {of_step}")

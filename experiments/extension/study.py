@@ -7,11 +7,10 @@ its seconds and its CPU-seconds. The results are read from what the commands wro
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from experiments.extension import chats, continuations, results
 from experiments.extension.figure import draw_extension
 from experiments.extension.pack import unpack
-from experiments.extension.plans import PLANS, RELEASED, RINGS, THETA, Flags, Plan, loss_folder
+from experiments.extension.plans import PLANS, RELEASED, RINGS, THETA, Flags, Losses, Plan, Task, loss_folder
 from ringformer.cli.parser import output_argument
 from ringformer.files.atomic import write_whole
 from ringformer.plotting import check_matplotlib
@@ -43,6 +42,15 @@ class Part:
     words: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Group:
+    """Parts that do not depend on each other."""
+
+    parts: tuple[Part, ...]
+    at_once: int
+    """How many of them run at the same time."""
+
+
 def flags(values: Flags, prefix: str = "") -> list[str]:
     """Return options as words of a command."""
     return [f"--{prefix}{name}={value}" for name, value in values.items()]
@@ -62,6 +70,8 @@ class Study:
         self.out, self.plan, self.released = out.absolute(), plan, released
         self.inputs = None if inputs is None else inputs.absolute()
         (out / "parts").mkdir(parents=True, exist_ok=True)
+        self.questions = self.out / "questions.jsonl"
+        self.short_task = self.out / "short_task"
 
     def model(self, name: str) -> Path:
         """Return the folder of a model: a converted one, a run, or the last stage of a run."""
@@ -112,34 +122,30 @@ class Study:
             config = f"--config={CONFIGS / training.config}"
             yield Part(f"train-{name}", ("train", config, *flags(keys | training.keys, "config.")))
 
-    def losses(self) -> Iterator[Part]:
-        """Yield the measurements of the held-out losses."""
-        for losses in self.plan.losses:
-            folder = loss_folder(self.plan, losses)
-            for name in self.plan.models:
-                of_store = f"--store={self.store(True)}", f"--documents={losses.documents}"
-                length = f"--lengths={losses.context}", f"--last={losses.context // 2}"
-                yield Part(
-                    f"{folder}-{name}", ("eval", "perplexity", *self._of_model(name, folder), *of_store, *length)
-                )
+    def losses(self, losses: Losses) -> Iterator[Part]:
+        """Yield the measurements of some held-out losses."""
+        folder = loss_folder(self.plan, losses)
+        for name in self.plan.models:
+            of_store = f"--store={self.store(True)}", f"--documents={losses.documents}"
+            length = f"--lengths={losses.context}", f"--last={losses.context // 2}"
+            words = "eval", "perplexity", *self._of_model(name, folder), *of_store, *length
+            yield Part(f"{folder}-{name}", words)
 
-    def tasks(self) -> Iterator[Part]:
-        """Yield the tasks with answers."""
-        for task in self.plan.tasks:
-            for name in self.plan.models:
-                lengths = ",".join(str(length) for length in task.lengths)
-                cases = f"--lengths={lengths}", f"--num_cases={task.cases}"
-                of_ruler = (f"--tasks={task.name}",) if task.evaluation == "ruler" else ()
-                words = "eval", task.evaluation, *self._of_model(name, task.name), *of_ruler, *cases
-                yield Part(f"{task.name}-{name}", words)
+    def task(self, task: Task) -> Iterator[Part]:
+        """Yield a task with answers."""
+        for name in self.plan.task_models:
+            lengths = ",".join(str(length) for length in task.lengths)
+            cases = f"--lengths={lengths}", f"--num_cases={task.cases}"
+            of_ruler = (f"--tasks={task.name}",) if task.evaluation == "ruler" else ()
+            words = "eval", task.evaluation, *self._of_model(name, task.name), *of_ruler, *cases
+            yield Part(f"{task.name}-{name}", words)
 
     def short_tasks(self) -> Iterator[Part]:
-        """Yield the short task of every model, if the plan has it, and write the task."""
+        """Yield the short task of every model, if the plan has it."""
         if not self.plan.short_questions:
             return
-        folder = self.out / "short_task"
-        continuations.write_task(folder, self.plan.short_questions)
-        task = f"--tasks={continuations.NAME}", f"--include_path={folder}", f"--lengths={continuations.LENGTH}"
+        of_task = f"--tasks={continuations.NAME}", f"--include_path={self.short_task}"
+        task = *of_task, f"--lengths={continuations.LENGTH}"
         for name in self.plan.models:
             words = "eval", "harness", *self._of_model(name, continuations.NAME, self._whole_prompts()), *task
             yield Part(f"{continuations.NAME}-{name}", words)
@@ -164,11 +170,8 @@ class Study:
 
     def chats(self) -> Iterator[Part]:
         """Yield the chats."""
-        questions = self.out / "questions.jsonl"
-        (self.out / "answers").mkdir(exist_ok=True)
-        chats.write_prompts(questions)
         for name in self.plan.models:
-            answers = "--chat", f"--prompts={questions}", f"--out={self.out / 'answers' / f'{name}.jsonl'}"
+            answers = "--chat", f"--prompts={self.questions}", f"--out={self.out / 'answers' / f'{name}.jsonl'}"
             length = f"--max_new_tokens={chats.NEW_TOKENS}", f"--batch_size={len(chats.QUESTIONS)}"
             run = f"--run={self.model(name)}"
             yield Part(f"chats-{name}", ("generate", run, *answers, *length, *flags(self._whole_prompts())))
@@ -182,19 +185,43 @@ class Study:
         """Return the machine's flags for short prompts, which are read in one piece."""
         return {key: value for key, value in self.plan.machine.items() if key != "prefill_chunk"}
 
-    def run(self, parts: Sequence[Part], at_once: int = 1) -> None:
-        """Run parts that have not ended. Raises CalledProcessError after one that fails."""
-        waiting = [part for part in parts if not self._ended(part)]
-        with ThreadPoolExecutor(at_once) as threads:
-            for done in [threads.submit(self._run, part, at_once) for part in waiting]:
-                done.result()
+    def groups(self) -> Iterator[Group]:
+        """Yield all parts, in the order in which they depend on each other; what takes hours comes last."""
+        at_once = self.plan.at_once
+        first_losses, *longer_losses = self.plan.losses
+        yield Group(tuple(self.conversions()), at_once)
+        yield Group(tuple(self.preparations()), at_once)
+        yield Group(tuple(self.trainings()), self.plan.runs_at_once)
+        yield Group(tuple(self.losses(first_losses)), at_once)
+        yield Group(tuple(self.short_tasks()), at_once)
+        yield Group(tuple(self.chats()), at_once)
+        yield Group(tuple(self.ring_steps()), 1)
+        for losses in longer_losses:
+            yield Group(tuple(self.losses(losses)), at_once)
+        for task in self.plan.tasks:
+            yield Group(tuple(self.task(task)), at_once)
 
-    def _record(self, part: Part) -> Path:
-        return self.out / "parts" / f"{part.name}.json"
+    def pending(self) -> list[str]:
+        """Return the names of the parts that have not ended."""
+        return [part.name for group in self.groups() for part in group.parts if not self._ended(part)]
+
+    def write_inputs(self) -> None:
+        """Write what parts read and no part writes: the questions of the chats and of the short task."""
+        chats.write_prompts(self.questions)
+        (self.out / "answers").mkdir(exist_ok=True)
+        if self.plan.short_questions:
+            continuations.write_task(self.short_task, self.plan.short_questions)
+
+    def run(self, group: Group) -> None:
+        """Run the parts of a group that have not ended. Raises CalledProcessError after one that fails."""
+        waiting = [part for part in group.parts if not self._ended(part)]
+        with ThreadPoolExecutor(group.at_once) as threads:
+            for done in [threads.submit(self._run, part, group.at_once) for part in waiting]:
+                done.result()
 
     def _ended(self, part: Part) -> bool:
         """Return whether a part ended. Raises ValueError if it ended with another command."""
-        record = self._record(part)
+        record = results.record_of_part(self.out, part.name)
         if not record.exists():
             return False
         words = json.loads(record.read_text())["command"]
@@ -207,35 +234,38 @@ class Study:
         if at_once > 1:
             environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{SHARE_OF_MEMORY / at_once:.2f}"
         print(f"\n== {part.name}\n   ringformer {' '.join(part.words)}", flush=True)
-        began, before = time.monotonic(), _cpu_seconds()
+        began = time.monotonic()
         words = [sys.executable, "-m", "ringformer", *part.words]
-        subprocess.run(words, env=environment, cwd=ROOT, check=True)
         record = {
             "command": part.words,
+            "cpu_seconds": round(_run_and_count(words, environment), 1),
             "seconds": round(time.monotonic() - began, 1),
-            "cpu_seconds": round(_cpu_seconds() - before, 1) if at_once == 1 else None,
         }
-        write_whole(self._record(part), (json.dumps(record, indent=1) + "\n").encode())
+        write_whole(results.record_of_part(self.out, part.name), (json.dumps(record, indent=1) + "\n").encode())
         print(f"== {part.name} took {record['seconds']:.0f} s", flush=True)
 
 
-def _cpu_seconds() -> float:
-    """CPU-seconds of all commands that ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+def _run_and_count(words: Sequence[str], environment: Mapping[str, str]) -> float:
+    """Run a command and return its CPU-seconds. Raises CalledProcessError if it fails."""
+    process = subprocess.Popen(words, env=environment, cwd=ROOT)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words)
     return usage.ru_utime + usage.ru_stime
 
 
-def run(study: Study) -> None:
-    """Run the study, in the order in which its parts depend on each other."""
-    plan = study.plan
-    study.run(list(study.conversions()), plan.at_once)
-    study.run(list(study.preparations()), plan.at_once)
-    study.run(list(study.trainings()))
-    study.run(list(study.losses()), plan.at_once)
-    study.run(list(study.tasks()), plan.at_once)
-    study.run(list(study.short_tasks()), plan.at_once)
-    study.run(list(study.chats()), plan.at_once)
-    study.run(list(study.ring_steps()))
+def run(study: Study, machine: str, form: str, results_file: Path, figure: Path) -> results.Results:
+    """Run the study and return its results. They are written after each group of parts, so that a study that is stopped
+    has the results of the parts that ended."""
+    study.write_inputs()
+    found: results.Results = {}
+    for group in study.groups():
+        study.run(group)
+        found = results.collect(study.out, study.plan, machine, study.pending())
+        if found["losses"] and results.write_results(results_file, form, found):
+            draw_extension(found, path=figure)
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -268,14 +298,12 @@ def main(arguments: Sequence[str]) -> int:
             from tests.released.folders import smol
 
             args.released = smol()
-        run(Study(args.out, plan, args.inputs, args.released))
-        found = results.collect(args.out, plan, on)
-        results.write_results(args.results, args.plan, found)
+        study = Study(args.out, plan, args.inputs, args.released)
+        found = run(study, on, args.plan, args.results, args.figure)
     except (ValueError, FileNotFoundError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except subprocess.CalledProcessError as error:
         parser.exit(1, f"{parser.prog}: a part failed with exit code {error.returncode}; its output is above\n")
-    draw_extension(found, path=args.figure)
     print(f"\n{results.text(found)}\n{args.results}, {args.figure}")
     return 0
 

@@ -1,6 +1,10 @@
 """The extension study: what it reads, refuses and counts. It runs whole in tests/released."""
 
 import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +14,16 @@ import yaml
 from experiments.extension import chats, continuations, pack, results
 from experiments.extension import study as study_module
 from experiments.extension.plans import PLANS, RELEASED, SHIFTED, THETA, Plan
-from experiments.extension.study import Part, Study
+from experiments.extension.study import Group, Part, Study
 from ringformer.evals.intervals import bootstrap
 from ringformer.evals.texts.shipped import read_text
 
 DOCUMENTS = 6
+
+
+def end_part(out, name):
+    (out / "parts").mkdir(exist_ok=True)
+    results.record_of_part(out, name).write_text("{}")
 
 
 def write_losses(out, model, nats, hashes="abcdef"):
@@ -67,17 +76,17 @@ def write_answers(out, model, changed):
         text = changed.get(question.text, f"It is {question.right[0]}.")
         rows.append({"prompt": question.text, "text": text})
     (out / "answers" / f"{model}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    end_part(out, f"chats-{model}")
 
 
 def test_chats_are_counted_by_whole_words(tmp_path):
-    """Also those that were lost and won; a model that was not asked is told apart from one that knows nothing."""
+    """Also those that were lost and won; a model whose chats are pending has no row."""
     write_answers(tmp_path, RELEASED, {"What is 2 + 2?": "It is 44."})
     write_answers(tmp_path, THETA, {"What is the capital of France?": "Parisian", "How many days are in a week?": "7!"})
-    released, theta, absent = results.chat_results(tmp_path, (RELEASED, THETA, SHIFTED))
+    released, theta = results.chat_results(tmp_path, (RELEASED, THETA, SHIFTED))
     assert (released["right"], released["lost"], released["won"]) == (19, [], [])
     assert (theta["right"], theta["lost"]) == (19, ["What is the capital of France?"])
     assert theta["won"] == ["What is 2 + 2?"]
-    assert absent == {"model": SHIFTED, "right": None}
 
 
 def test_answers_to_other_questions_are_refused(tmp_path):
@@ -94,11 +103,31 @@ def test_a_file_of_somebody_else_is_kept(tmp_path):
         results.write_results(path, "core", {})
     assert path.read_text() == '{"rows": []}'
     path.unlink()
-    results.write_results(path, "core", {"date": "a"})
-    results.write_results(path, "gpu", {"machine": "NVIDIA H200"})
-    results.write_results(path, "core", {"date": "c"})
-    forms = {"core": {"date": "c"}, "gpu": {"machine": "NVIDIA H200"}}
+    results.write_results(path, "core", {"date": "a", "pending": []})
+    results.write_results(path, "gpu", {"machine": "NVIDIA H200", "pending": []})
+    results.write_results(path, "core", {"date": "c", "pending": []})
+    forms = {"core": {"date": "c", "pending": []}, "gpu": {"machine": "NVIDIA H200", "pending": []}}
     assert json.loads(path.read_text()) == {"what": results.WHAT, "device": "NVIDIA H200"} | forms
+
+
+def test_complete_results_are_not_replaced_by_some_with_pending_parts(tmp_path):
+    path = tmp_path / "results.json"
+    begun = {"date": "a", "pending": ["chats-released"]}
+    complete = {"date": "b", "pending": []}
+    for found, written in ((begun, True), (complete, True), (begun, False), (complete | {"date": "c"}, True)):
+        assert results.write_results(path, "core", found) == written
+    assert json.loads(path.read_text())["core"] == complete | {"date": "c"}
+
+
+def test_losses_of_the_models_that_were_measured(tmp_path):
+    """A stopped study compares those that it has."""
+    plan = PLANS["core"]
+    assert results.loss_results(tmp_path, plan, "loss") == {"losses": {}, "differences": {}}
+    for model in (RELEASED, SHIFTED):
+        write_losses(tmp_path, model, (1.5, 5.0))
+        end_part(tmp_path, f"loss-{model}")
+    found = results.loss_results(tmp_path, plan, "loss")
+    assert (list(found["losses"]), list(found["differences"])) == ([RELEASED, SHIFTED], [f"{SHIFTED} - {RELEASED}"])
 
 
 def test_the_model_is_joined_of_its_pieces(tmp_path, monkeypatch):
@@ -140,6 +169,7 @@ def test_a_step_on_a_ring_is_read_from_both_runs(tmp_path):
         run.mkdir(parents=True)
         row = {"step": 1, "loss": loss, "grad_norm": 2 * loss}
         (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        end_part(tmp_path, f"ring-step-{ring}")
     assert results.ring_step_results(tmp_path) == [
         {"devices": 1, "loss": 2.5, "grad_norm": 5.0},
         {"devices": 8, "loss": 2.75, "grad_norm": 5.5},
@@ -177,36 +207,43 @@ def study(out, plan: Plan = PLANS["core"]) -> Study:
 def test_a_part_that_ended_is_not_run_again(tmp_path, monkeypatch):
     ran = []
 
-    def command(words, **_):
+    def command(words, _):
         ran.append(words[3:])
+        return 1.5
 
-    monkeypatch.setattr("experiments.extension.study.subprocess.run", command)
-    part = Part("loss", ("eval", "perplexity", "--run=a"))
-    study(tmp_path).run([part])
-    study(tmp_path).run([part])
+    monkeypatch.setattr(study_module, "_run_and_count", command)
+    group = Group((Part("loss", ("eval", "perplexity", "--run=a")),), 1)
+    study(tmp_path).run(group)
+    study(tmp_path).run(group)
     assert ran == [["eval", "perplexity", "--run=a"]]
+    assert json.loads(results.record_of_part(tmp_path, "loss").read_text())["cpu_seconds"] == 1.5
     with pytest.raises(ValueError, match=r"is of another command: eval perplexity --run=a\. Choose another folder"):
-        study(tmp_path).run([Part("loss", ("eval", "perplexity", "--run=b"))])
+        study(tmp_path).run(Group((Part("loss", ("eval", "perplexity", "--run=b")),), 1))
+
+
+def test_the_seconds_of_a_part_are_its_own(tmp_path):
+    """Two parts may run at the same time; and one that fails raises its exit code."""
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    words = [sys.executable, "-c", busy]
+    with ThreadPoolExecutor(2) as threads:
+        counts = [threads.submit(study_module._run_and_count, words, os.environ) for _ in range(2)]
+    assert all(0.3 <= count.result() < 0.55 for count in counts)
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        study_module._run_and_count([sys.executable, "-c", "raise SystemExit(3)"], os.environ)
+    assert error.value.returncode == 3
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_part_has_a_name_of_its_own(name, tmp_path):
-    """And each model of a plan is measured by the same evaluations."""
+    """And each model of a plan has the same evaluations, but for the tasks, which some are asked."""
     of_plan = study(tmp_path, PLANS[name])
-    kinds = (
-        of_plan.conversions,
-        of_plan.preparations,
-        of_plan.trainings,
-        of_plan.losses,
-        of_plan.tasks,
-        of_plan.short_tasks,
-        of_plan.chats,
-        of_plan.ring_steps,
-    )
-    parts = [part for kind in kinds for part in kind()]
+    parts = [part for group in of_plan.groups() for part in group.parts]
     names = [part.name for part in parts]
     assert len(set(names)) == len(names)
+    assert of_plan.pending() == names
+    asked = {name.removeprefix("niah_multikey_2-") for name in names if name.startswith("niah_multikey_2-")}
+    assert {RELEASED, THETA} < asked <= set(of_plan.plan.models)
     for model in of_plan.plan.models:
-        assert {f"loss-{model}", f"niah_multikey_2-{model}", f"chats-{model}"} <= set(names)
+        assert {f"loss-{model}", f"chats-{model}"} <= set(names)
     trained = [part for part in parts if part.name.startswith("train-")]
     assert all(f"--config.init_from={of_plan.model(THETA)}" in part.words for part in trained)
