@@ -18,14 +18,15 @@ that agree in it share a cell; and a cell stands for all lengths with its chunks
   chip.
 
 The compiler takes 0.3 to 20 CPU-seconds a cell, about an hour of CPU in all. The file is written after each cell, and
-the same command goes on where it ended; it compiles anew what failed, what another compiler compiled, and everything if
-the kernels' code is another (its comments aside).
+the same command goes on where it ended; it compiles anew what failed, what another compiler compiled, and what another
+program is. The programs are traced if the kernels' code is another (its comments aside), 0.1 CPU-seconds each.
 """
 
 import argparse
 import ast
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -35,18 +36,20 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 
 from benchmarks.result_files import today, write_results
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
+from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, find_generation, trace_kernel
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
+from ringformer.files.hashes import content_hash
 from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.models.registry import FAMILIES, preset_config
-from ringformer.ops.kernels import flash_backward, flash_forward, kernel_tools
+from ringformer.ops.kernels import flash_backward, flash_forward, kernel_tools, pair_call
 
 LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64))
 """Tokens of a rank."""
@@ -56,6 +59,8 @@ MASKS = "none", "ids", "ids and bias"
 IN_WINDOW, WINDOW = "ids and a window", 4096
 KINDS: tuple[Kind, ...] = ("forward", "backward")
 FEW_KEY_HEADS = 2
+PLACE = re.compile(r" at \S+\.py:\d+")
+"""A place in the source, in the text of a traced program."""
 
 
 class Cell(NamedTuple):
@@ -139,7 +144,7 @@ def _has_room_for_bias(generation: str, heads: int, head_dim: int, chunks: tuple
 def kernel_code() -> str:
     """A hash of the kernels' code without comments and docstrings."""
     parts = []
-    for module in (flash_forward, flash_backward, kernel_tools):
+    for module in (flash_forward, flash_backward, kernel_tools, pair_call):
         tree = ast.parse(Path(module.__file__).read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
@@ -152,21 +157,31 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
+def trace_cell(cell: Cell) -> jax.stages.Traced:
+    window = WINDOW if cell.masks == IN_WINDOW else 0
+    pair = Pair(cell.q_chunk, cell.k_chunk, cell.head_dim, cell.heads, int(cell.masks != "none"), window)
+    return trace_kernel(
+        find_target(TARGETS[cell.generation]),
+        cell.kind,
+        pair,
+        tokens=cell.tokens,
+        key_heads=cell.key_heads,
+        biased="bias" in cell.masks,
+        adds=cell.adds,
+    )
+
+
+def program(cell: Cell) -> str:
+    """Return a hash of a cell's program, as JAX traces it, without places in the source."""
+    text = str(trace_cell(cell).jaxpr)
+    return content_hash(PLACE.sub("", text).encode())
+
+
 def try_cell(cell: Cell) -> dict:
     """Compile a cell in this process: whether it compiled, and what it took."""
     begin = time.process_time()
-    window = WINDOW if cell.masks == IN_WINDOW else 0
-    pair = Pair(cell.q_chunk, cell.k_chunk, cell.head_dim, cell.heads, int(cell.masks != "none"), window)
     try:
-        compile_kernel(
-            find_target(TARGETS[cell.generation]),
-            cell.kind,
-            pair,
-            tokens=cell.tokens,
-            key_heads=cell.key_heads,
-            biased="bias" in cell.masks,
-            adds=cell.adds,
-        )
+        trace_cell(cell).lower().compile()
         why = ""
     except Exception as error:
         why = " ".join(str(error).split())[:400] or type(error).__name__
@@ -187,11 +202,12 @@ def try_cells(wanted: list[Cell]) -> Iterator[tuple[Cell, dict]]:
 
 
 def read(path: Path) -> dict[Cell, dict]:
-    """What is known of the cells, if the kernels' code is that of today; nothing otherwise."""
+    """What is known of the cells whose program is that of today."""
     content = json.loads(path.read_text()) if path.exists() else {"kernel_code": "", "cells": []}
-    if content["kernel_code"] != kernel_code():
-        return {}
-    return {Cell(*(row[name] for name in Cell._fields)): row for row in content["cells"]}
+    known = {Cell(*(row[name] for name in Cell._fields)): row for row in content["cells"]}
+    if content["kernel_code"] == kernel_code():
+        return known
+    return {cell: row for cell, row in known.items() if program(cell) == row["program"]}
 
 
 def write(path: Path, known: dict[Cell, dict]) -> None:
@@ -223,7 +239,7 @@ def main() -> None:
         done = [c for c in all_cells if c in known and known[c]["compiled"] and known[c]["compiled_by"] == by]
         missing = [c for c in all_cells if c not in done]
         for n, (cell, answer) in enumerate(try_cells(missing.copy()), len(done) + 1):
-            stamp = {"compiled_by": by, "date": today()}
+            stamp = {"program": program(cell), "compiled_by": by, "date": today()}
             known[cell] = cell._asdict() | answer | stamp
             write(args.out, known)
             verdict = "compiled" if answer["compiled"] else f"DID NOT COMPILE: {answer['why']}"

@@ -133,7 +133,7 @@ def count_kernel(generation: str, kind: Kind, pair: Pair) -> dict[str, SlotUse]:
         return {part: read_slot_use(folder, name, generation, grid) for part, grid in PARTS.items()}
 
 
-def compile_kernel(
+def trace_kernel(
     target: Target,
     kind: Kind,
     pair: Pair,
@@ -142,8 +142,8 @@ def compile_kernel(
     key_heads: int = KEY_HEADS,
     biased: bool = False,
     adds: bool = True,
-) -> None:
-    """Compile a kernel of a shard for a device of a target.
+) -> jax.stages.Traced:
+    """Trace a kernel of a shard for a device of a target; `.lower().compile()` of what is returned compiles it.
 
     Args:
       tokens: number of queries, and of keys.
@@ -179,12 +179,11 @@ def compile_kernel(
     queries = Queries(q, ids)
     keys = Keys(kv, ids, None)
     if kind == "forward":
-        jax.jit(forward).lower(Softmax(o, row, row), queries, keys, bias, columns, length).compile()
-    else:
-        jax.jit(backward).lower(o, dkv, queries, keys, bias, q, rows, columns, length).compile()
+        return jax.jit(forward).trace(Softmax(o, row, row), queries, keys, bias, columns, length)
+    return jax.jit(backward).trace(o, dkv, queries, keys, bias, q, rows, columns, length)
 
 
 if __name__ == "__main__":
     only_compilers()
     generation, kind, *numbers = sys.argv[1:]
-    compile_kernel(find_target(TARGETS[generation]), cast(Kind, kind), Pair(*map(int, numbers)))
+    trace_kernel(find_target(TARGETS[generation]), cast(Kind, kind), Pair(*map(int, numbers))).lower().compile()

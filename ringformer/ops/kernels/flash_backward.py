@@ -20,8 +20,10 @@ p needs no division by l of the whole row: either log l is already added to m, o
 The gradients are linear in do and delta (`flash_attention.py`).
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,18 +39,27 @@ from ringformer.ops.kernels.kernel_tools import (
     ROWS_BY_COLUMNS,
     ROWS_BY_ROWS,
     Logits,
-    OnChip,
     capped,
     column,
     for_each_head,
-    grid_over_heads,
-    like,
     matmul,
     part_of_keys,
     repeated,
-    sees,
 )
-from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
+from ringformer.ops.kernels.pair_call import (
+    HBM,
+    GridStep,
+    OnChip,
+    call_over_pairs,
+    key_head_row_block,
+    key_row_block,
+    key_sums_block,
+    keys_block,
+    queries_block,
+    query_row_block,
+    query_rows_block,
+)
+from ringformer.ops.kernels.pair_table import Columns, PairTable, cost, kernel_name
 from ringformer.ops.varying_axes import vary_like
 
 
@@ -73,49 +84,49 @@ def flash_backward(
       do, rows: cotangents of o; m in units of log 2, and delta (`flash_attention.prepare`).
       chunks: tokens of a chunk of (queries, keys).
     """
-    (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
-    size = queries.q.dtype.itemsize
-    f32 = jnp.float32
-    columns, count = table.columns, table.length
+    B, K, G, _, d = queries.q.shape
+    S = keys.kv.shape[3]
     packed = queries.segment_ids is not None and keys.segment_ids is not None
     readers = K // keys.kv.shape[2]
-    blocks, scratch, _ = on_chip = backward_on_chip(
+    on_chip = backward_on_chip(
         G, d, chunks, queries.q.dtype, packed, bias is not None, adds=dkv is not None, readers=readers
     )
-    specs = {name: spec for name, (spec, _) in blocks.items()}
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
     arrays = {"kv": keys.kv, "q": queries.q, "do": do, "rows": rows}
     if bias is not None:
         arrays["bias_row"] = bias[:, None]
     if queries.segment_ids is not None and keys.segment_ids is not None:
         arrays |= {"k_ids": keys.segment_ids[:, None], "q_ids": queries.segment_ids[:, None]}
-    operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {name: (x, specs[name]) for name, x in arrays.items()}
-    zeros = vary_like([jnp.zeros((2, B, K, S, d), f32), jnp.zeros((B, K, 1, S), f32)], dq)
     # Keys that no pair visits keep their values.
-    grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, specs["dkv"])}
-    grown |= {"dbias_row": (zeros[1], specs["dbias_row"])} if bias is not None else {}
-    given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
-    first = len(columns) + len(operands)
-    operands |= given
-    names = (*operands, *grown, *scratch)
-    out = pl.pallas_call(
-        partial(_kernel, names=names, logits=logits, scale=scale),
-        out_shape=[like(x, queries.q) for x, _ in grown.values()],
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(columns),
-            grid=(B, K, count),
-            in_specs=[spec for _, spec in operands.values()],
-            out_specs=[spec for _, spec in grown.values()],
-            scratch_shapes=list(scratch.values()),
-        ),
-        input_output_aliases={first + i: i for i in range(len(grown))},
-        compiler_params=grid_over_heads(on_chip),
-        cost_estimate=cost(
-            table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
-        ),
-        name=kernel_name("backward" if dkv is None else "backward_adding", table, B * K, S // Tk),
-    )(*columns, *(x for x, _ in operands.values()))
+    zeros = vary_like([jnp.zeros((2, B, K, S, d), jnp.float32), jnp.zeros((B, K, 1, S), jnp.float32)], dq)
+    sums = {"dkv": zeros[0] if dkv is None else dkv}
+    if bias is not None:
+        sums["dbias_row"] = zeros[1]
+    kind = "backward" if dkv is None else "backward_adding"
+    out = call_over_pairs(
+        partial(_kernel, logits=logits, scale=scale),
+        table,
+        operands=on_chip.place(arrays),
+        results={"dq_out": (dq, HBM)} | on_chip.place(sums),
+        on_chip=on_chip,
+        q=queries.q,
+        cost_estimate=_cost(table, queries, keys, chunks),
+        name=kernel_name(kind, table, B * K, S // chunks[1]),
+    )
     return out[0], out[1], out[2][:, :, 0] if bias is not None else None
+
+
+def _cost(table: PairTable, queries: Queries, keys: Keys, chunks: tuple[int, int]) -> pl.CostEstimate:
+    B, K, G, _, d = queries.q.shape
+    Tq, Tk = chunks
+    bytes_per_feature = queries.q.dtype.itemsize + 4
+    return cost(
+        table,
+        times=B * K,
+        flops=10 * G * Tq * Tk * d,
+        pair_bytes=2 * G * Tq * d * bytes_per_feature,
+        visits=keys.kv.shape[3] // Tk,
+        visit_bytes=2 * Tk * d * bytes_per_feature,
+    )
 
 
 def backward_on_chip(
@@ -130,31 +141,15 @@ def backward_on_chip(
 ) -> OnChip:
     """Describe the kernel's VMEM for groups of G query heads of d features, of which `readers` read each key head.
     `adds`: it adds to given [dk, dv]."""
-    (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
-
-    def queries_at(b, h, p, q_of, *_):
-        return b, h, 0, q_of[p], 0
-
-    def keys_at(b, h, p, q_of, k_of, *_):
-        return 0, b, lax.div(h, readers), k_of[p], 0
-
-    def sums_at(b, h, p, q_of, k_of, *_):
-        return 0, b, h, k_of[p], 0
-
-    def rows_at(b, h, p, q_of, *_):
-        return 0, b, h, 0, q_of[p]
-
-    of_queries = pl.BlockSpec((None, None, G, Tq, d), queries_at)
-    of_keys = pl.BlockSpec((2, None, None, Tk, d), keys_at)
-    query_row = pl.BlockSpec((None, 1, Tq), lambda b, h, p, q_of, *_: (b, 0, q_of[p]))
-    key_row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
-    key_head_row = pl.BlockSpec((None, None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, h, 0, k_of[p]))
+    Tq, Tk = chunks
+    f32 = jnp.float32
+    int32 = jnp.int32
     blocks: dict[str, tuple[pl.BlockSpec, Any]] = {
-        "kv": (of_keys, dtype),
-        "q": (of_queries, dtype),
-        "do": (of_queries, dtype),
-        "rows": (pl.BlockSpec((2, N, N, G, Tq), rows_at), f32),
-        "dkv": (pl.BlockSpec((2, N, N, Tk, d), sums_at), f32),
+        "kv": (keys_block(Tk, d, readers), dtype),
+        "q": (queries_block(G, Tq, d), dtype),
+        "do": (queries_block(G, Tq, d), dtype),
+        "rows": (query_rows_block(G, Tq), f32),
+        "dkv": (key_sums_block(Tk, d), f32),
     }
     scratch = {
         "dq": pltpu.VMEM((3, G, Tq, d), f32),
@@ -163,134 +158,219 @@ def backward_on_chip(
         "waited": pltpu.SMEM((1,), int32),
     }
     if biased:
-        blocks |= {"bias_row": (key_row, f32), "dbias_row": (key_head_row, f32)}
+        blocks |= {"bias_row": (key_row_block(Tk), f32), "dbias_row": (key_head_row_block(Tk), f32)}
         scratch |= {"bias": pltpu.VMEM((Tk, LANES), f32), "dbias": pltpu.VMEM((Tk, LANES), f32)}
     if adds:
         scratch |= {"dkv_before": pltpu.VMEM((2, Tk, d), f32), "before": pltpu.SemaphoreType.DMA(())}
     if packed:
-        blocks |= {"k_ids": (key_row, int32), "q_ids": (query_row, int32)}
+        blocks |= {"k_ids": (key_row_block(Tk), int32), "q_ids": (query_row_block(Tq), int32)}
         scratch["ids"] = pltpu.VMEM((Tk, LANES), int32)
     return OnChip(blocks, scratch, 4 * part_of_keys(Tq, Tk) * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logits, scale):
-    here: dict[str, Any] = dict(zip(names, refs, strict=True))
-    kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
-    biased, packed, adds = "bias" in here, "ids" in here, "dkv_before" in here
-    b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
-    G, Tq, _ = q.shape
-    Tk = kv.shape[1]
-    visit = visit_of[p]
-    before, after = jnp.maximum(p - 1, 0), jnp.minimum(p + 1, count - 1)
-    is_first, is_last = (p == 0) | (visit_of[before] != visit), (p == count - 1) | (visit_of[after] != visit)
-    keys_are_new = (p == 0) | (k_of[before] != k_of[p])
-    keys_are_done = (p == count - 1) | (k_of[after] != k_of[p])
+@dataclass(frozen=True, kw_only=True)
+class Refs:
+    """What the kernel reads and writes, on the chip unless it says HBM. None: the call has it not."""
 
-    def arrival(visit, chunk):
-        place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
-        return pltpu.make_async_copy(
-            here["dq_out_given"].at[b, h, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
-        )
+    kv: Any
+    q: Any
+    do: Any
+    rows: Any
+    dkv: Any
+    dkv_given: Any
+    """HBM; so are the other `given` ones."""
+    dq: Any
+    """Three buffers: of the previous, the present and the next visit."""
+    dq_out: Any
+    """HBM."""
+    dq_given: Any
+    arrived: Any
+    left: Any
+    """Semaphores of dq's copies, one for each buffer."""
+    waited: Any
+    """1 if the previous visit's dq has left already, because the next visit is of the same queries."""
+    dkv_before: Any = None
+    """Sums that the keys of the chunk already have, to which the kernel adds."""
+    before: Any = None
+    """Their semaphore."""
+    bias_row: Any = None
+    bias: Any = None
+    """Columns."""
+    dbias_row: Any = None
+    dbias_row_given: Any = None
+    dbias: Any = None
+    """Columns of 128 shares, summed at the end."""
+    k_ids: Any = None
+    ids: Any = None
+    """Columns of `k_ids`."""
+    q_ids: Any = None
 
-    def departure(visit, chunk):
-        place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
-        return pltpu.make_async_copy(here["dq"].at[slot], here["dq_out"].at[b, h, :, place, :], here["left"].at[slot])
 
-    def send_for_first():
-        here["waited"][0] = 0
-        arrival(visit, q_of[p]).start()
+def _kernel(columns: Columns, references: dict[str, Any], logits: Logits, scale: float) -> None:
+    here = Refs(**references)
+    step = GridStep.now(columns)
+    visit = Visit(step, here)
+    keys = ChunkOfKeys(step, here, scale)
+    keys_are_new = (step.p == 0) | (columns.k_of[step.before] != columns.k_of[step.p])
+    keys_are_done = step.is_last_of_all | (columns.k_of[step.after] != columns.k_of[step.p])
 
-    @pl.when(is_first)
-    def begin():
+    pl.when(step.is_first)(visit.begin)
+    pl.when(keys_are_new)(keys.begin)
+    slot = lax.rem(step.visit, 3)
+    for masked in (False, True):
+        pair = Pair(step, here, slot, logits, scale, masked)
+        pl.when(step.is_masked == masked)(pair.add_gradients)
+    pl.when(keys_are_done)(keys.end)
+    pl.when(step.is_last)(visit.end)
+
+
+class Visit(NamedTuple):
+    """dq of a chunk of queries, which arrives from HBM, is added to, and leaves."""
+
+    step: GridStep
+    here: Refs
+
+    def begin(self) -> None:
         """Manage three buffers for dq: those of the previous, the current and the next visit. A copy that was started
         two visits ago is complete by now."""
-        chunk, following = q_of[p], q_of[jnp.minimum(next_of[p], count - 1)]
-        pl.when(visit == 0)(send_for_first)
-        pl.when((visit >= 2) & (here["waited"][0] == 0))(lambda: departure(visit - 2, chunk).wait())
-        has_next = next_of[p] < count
-        returns = has_next & (visit >= 1) & (q_of[before] == following)  # to the queries of the previous visit
-        here["waited"][0] = returns.astype(jnp.int32)
-        pl.when(returns)(lambda: departure(visit - 1, chunk).wait())
-        pl.when(has_next)(lambda: arrival(visit + 1, following).start())
-        arrival(visit, chunk).wait()
+        step, here = self.step, self.here
+        chunk = step.q_chunk
+        following = step.columns.q_of[jnp.minimum(step.columns.next_of[step.p], step.pairs - 1)]
+        pl.when(step.visit == 0)(self._send_for_first)
+        pl.when((step.visit >= 2) & (here.waited[0] == 0))(lambda: self._departure(step.visit - 2, chunk).wait())
+        has_next = step.columns.next_of[step.p] < step.pairs
+        returns = has_next & (step.visit >= 1)
+        returns &= step.columns.q_of[step.before] == following
+        here.waited[0] = returns.astype(jnp.int32)
+        pl.when(returns)(lambda: self._departure(step.visit - 1, chunk).wait())
+        pl.when(has_next)(lambda: self._arrival(step.visit + 1, following).start())
+        self._arrival(step.visit, chunk).wait()
 
-    def arrival_before():
+    def end(self) -> None:
+        self._departure(self.step.visit, self.step.q_chunk).start()
+        pl.when(self.step.is_last_of_all)(self._wait_for_all)
+
+    def _send_for_first(self) -> None:
+        self.here.waited[0] = 0
+        self._arrival(self.step.visit, self.step.q_chunk).start()
+
+    def _wait_for_all(self) -> None:
+        step = self.step
+        pl.when(step.visit > 0)(lambda: self._departure(step.visit - 1, step.q_chunk).wait())
+        self._departure(step.visit, step.q_chunk).wait()
+
+    def _arrival(self, visit: jax.Array, chunk: jax.Array):
+        here = self.here
+        source = self._place(here.dq_given, chunk)
+        slot = lax.rem(visit, 3)
+        return pltpu.make_async_copy(source, here.dq.at[slot], here.arrived.at[slot])
+
+    def _departure(self, visit: jax.Array, chunk: jax.Array):
+        here = self.here
+        target = self._place(here.dq_out, chunk)
+        slot = lax.rem(visit, 3)
+        return pltpu.make_async_copy(here.dq.at[slot], target, here.left.at[slot])
+
+    def _place(self, dq: Any, chunk: jax.Array):
+        Tq = self.here.q.shape[1]
+        return dq.at[self.step.b, self.step.h, :, pl.ds(chunk * Tq, Tq), :]
+
+
+class ChunkOfKeys(NamedTuple):
+    """dk, dv and dbias of a chunk of keys, which stay on the chip while its pairs add to them."""
+
+    step: GridStep
+    here: Refs
+    scale: float
+
+    def begin(self) -> None:
+        here = self.here
+        here.dkv[...] = jnp.zeros_like(here.dkv)
+        if here.dkv_before is not None:
+            self._arrival_before().start()
+        if here.bias is not None:
+            here.bias[...] = column(here.bias_row[...])
+            here.dbias[...] = jnp.zeros_like(here.dbias)
+        if here.ids is not None:
+            here.ids[...] = column(here.k_ids[...])
+
+    def end(self) -> None:
+        here = self.here
+        here.dkv[0] = self.scale * here.dkv[0]
+        if here.dkv_before is not None:
+            self._arrival_before().wait()
+            here.dkv[...] += here.dkv_before[...]
+        if here.bias is not None:
+            here.dbias_row[...] = here.dbias[...].T.sum(axis=0, keepdims=True)
+
+    def _arrival_before(self):
         """Copy the sums that these keys already have. They arrive while the pairs compute and are added at the end."""
-        place = pl.ds(k_of[p] * Tk, Tk)
-        return pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
+        Tk = self.here.kv.shape[1]
+        place = pl.ds(self.step.k_chunk * Tk, Tk)
+        given = self.here.dkv_given.at[:, self.step.b, self.step.h, place, :]
+        return pltpu.make_async_copy(given, self.here.dkv_before, self.here.before)
 
-    @pl.when(keys_are_new)
-    def begin_keys():
-        dkv[...] = jnp.zeros_like(dkv)
-        if adds:
-            arrival_before().start()
-        if biased:
-            here["bias"][...] = column(here["bias_row"][...])
-            here["dbias"][...] = jnp.zeros_like(here["dbias"])
-        if packed:
-            here["ids"][...] = column(here["k_ids"][...])
 
-    slot = lax.rem(visit, 3)
+class Pair(NamedTuple):
+    """A chunk of queries and a chunk of keys."""
 
-    def products(g, keys):
-        return (
-            matmul(kv[0, keys, :], q[g], ROWS_BY_ROWS) * logits.scale,
-            matmul(kv[1, keys, :], do[g], ROWS_BY_ROWS),
-        )
+    step: GridStep
+    here: Refs
+    slot: jax.Array
+    """Buffer of the visit's dq."""
+    logits: Logits
+    scale: float
+    masked: bool
 
-    def gradients(g, keys, logits_and_dp, masked):
-        s, dp = logits_and_dp
-        if logits.softcap is not None:
-            s, slope = capped(s, logits.softcap)
-        if biased:
-            s += repeated(here["bias"][keys, :], Tq)
-        if masked:
-            visible = sees(offset_of[p], used_of[p], keys, Tq, logits.window)
-            if packed:
-                visible &= repeated(here["ids"][keys, :], Tq) == here["q_ids"][...]
-            s = jnp.where(visible, s, -jnp.inf)
-        p_ = jnp.exp2(s - rows[0, g][None])
-        ds = p_ * (dp - rows[1, g][None])
-        if biased:
-            for at in range(0, Tq, LANES):
-                here["dbias"][keys, :] += ds[:, at : at + LANES]
-        if logits.softcap is not None:
-            ds = ds * slope
-        ds, p_ = ds.astype(kv.dtype), p_.astype(kv.dtype)
-        here["dq"][slot, g] += scale * matmul(kv[0, keys, :], ds, COLUMNS_BY_COLUMNS).T
-        dkv[0, keys, :] += matmul(ds, q[g], ROWS_BY_COLUMNS)
-        dkv[1, keys, :] += matmul(p_, do[g], ROWS_BY_COLUMNS)
-
-    def pair(masked):
+    def add_gradients(self) -> None:
+        """Add the pair's shares to dq, dk, dv and dbias."""
+        Tq, Tk = self.here.q.shape[1], self.here.kv.shape[1]
         length = part_of_keys(Tq, Tk)
         parts = [slice(at, at + length) for at in range(0, Tk, length)]
 
         def head(g):
-            current = products(g, parts[0])
-            for keys, following in zip(parts, [*parts[1:], None], strict=True):
-                ahead = None if following is None else products(g, following)
-                gradients(g, keys, current, masked)
-                current = ahead
+            s, dp = self._products(g, parts[0])
+            for keys, following in pairwise(parts):
+                ahead = self._products(g, following)
+                self._add(g, keys, s, dp)
+                s, dp = ahead
+            self._add(g, parts[-1], s, dp)
 
-        for_each_head(G, head)
+        for_each_head(self.here.q.shape[0], head)
 
-    for masked in (False, True):
-        pl.when((used_of[p] > 0) == masked)(partial(pair, masked))
+    def _products(self, g, keys: slice) -> tuple[jax.Array, jax.Array]:
+        """Return the logits and dp of part of the keys, [keys, Tq]."""
+        here = self.here
+        s = matmul(here.kv[0, keys, :], here.q[g], ROWS_BY_ROWS) * self.logits.scale
+        dp = matmul(here.kv[1, keys, :], here.do[g], ROWS_BY_ROWS)
+        return s, dp
 
-    @pl.when(keys_are_done)
-    def end_keys():
-        dkv[0] = scale * dkv[0]
-        if adds:
-            arrival_before().wait()
-            dkv[...] += here["dkv_before"][...]
-        if biased:
-            here["dbias_row"][...] = here["dbias"][...].T.sum(axis=0, keepdims=True)
+    def _add(self, g, keys: slice, s: jax.Array, dp: jax.Array) -> None:
+        here = self.here
+        slope = None
+        if self.logits.softcap is not None:
+            s, slope = capped(s, self.logits.softcap)
+        p = jnp.exp2(self._masked(s, keys) - here.rows[0, g][None])
+        ds = p * (dp - here.rows[1, g][None])
+        if here.bias is not None:
+            for at in range(0, ds.shape[1], LANES):
+                here.dbias[keys, :] += ds[:, at : at + LANES]
+        if slope is not None:
+            ds = ds * slope
+        ds = ds.astype(here.kv.dtype)
+        p = p.astype(here.kv.dtype)
+        here.dq[self.slot, g] += self.scale * matmul(here.kv[0, keys, :], ds, COLUMNS_BY_COLUMNS).T
+        here.dkv[0, keys, :] += matmul(ds, here.q[g], ROWS_BY_COLUMNS)
+        here.dkv[1, keys, :] += matmul(p, here.do[g], ROWS_BY_COLUMNS)
 
-    def wait_for_all():
-        pl.when(visit > 0)(lambda: departure(visit - 1, q_of[p]).wait())
-        departure(visit, q_of[p]).wait()
-
-    @pl.when(is_last)
-    def end():
-        departure(visit, q_of[p]).start()
-        pl.when(p == count - 1)(wait_for_all)
+    def _masked(self, s: jax.Array, keys: slice) -> jax.Array:
+        """Add the bias to logits, and hide those of keys that a query does not see."""
+        here, Tq = self.here, s.shape[1]
+        if here.bias is not None:
+            s += repeated(here.bias[keys, :], Tq)
+        if not self.masked:
+            return s
+        visible = self.step.visible(keys, Tq, self.logits.window)
+        if here.ids is not None:
+            visible &= repeated(here.ids[keys, :], Tq) == here.q_ids[...]
+        return jnp.where(visible, s, -jnp.inf)

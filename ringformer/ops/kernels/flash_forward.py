@@ -21,8 +21,9 @@ transposed, and l is kept as 8 partial sums, one per sublane. Explicit DMA moves
 visits, so that a grid step does little besides its pair.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,19 +38,16 @@ from ringformer.ops.kernels.kernel_tools import (
     ROWS_BY_ROWS,
     SUBLANES,
     Logits,
-    OnChip,
     capped,
     column,
     for_each_head,
-    grid_over_heads,
-    like,
     matmul,
     repeated,
-    sees,
     start,
     wait,
 )
-from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
+from ringformer.ops.kernels.pair_call import HBM, GridStep, OnChip, call_over_pairs, key_row_block, keys_block
+from ringformer.ops.kernels.pair_table import Columns, PairTable, cost, kernel_name
 from ringformer.ops.online_softmax import Softmax
 
 
@@ -64,50 +62,52 @@ def flash_forward(
 ) -> Softmax:
     """Add the pairs of a table to the running softmax, whose m is in units of log 2. `chunks` are the tokens of a chunk
     of (queries, keys). If there are more groups of query heads than key heads, neighbours read the same key head."""
-    (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
-    columns, count = table.columns, table.length
+    B, K, G, T, d = queries.q.shape
     packed = queries.segment_ids is not None and keys.segment_ids is not None
     readers = K // keys.kv.shape[2]
-    blocks, scratch, _ = on_chip = forward_on_chip(G, d, chunks, queries.q.dtype, packed, bias is not None, readers)
-    specs = {name: spec for name, (spec, _) in blocks.items()}
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
-    operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {"kv": (keys.kv, specs["kv"])}
+    on_chip = forward_on_chip(G, d, chunks, queries.q.dtype, packed, bias is not None, readers)
+    blocks = {"kv": keys.kv}
+    copied = {"q_in": (queries.q, HBM)}
     if bias is not None:
-        operands["bias"] = bias[:, None], specs["bias"]
+        blocks["bias"] = bias[:, None]
     if queries.segment_ids is not None and keys.segment_ids is not None:
-        operands |= {"k_ids": (keys.segment_ids[:, None], specs["k_ids"]), "q_ids": (queries.segment_ids[:, None], hbm)}
-    operands |= {"q_in": (queries.q, hbm), "o_in": (state.o, hbm), "m_in": (state.m, hbm), "l_in": (state.l, hbm)}
-    first_state = len(columns) + len(operands) - 3
-    names = (*operands, "o_out", "m_out", "l_out", *scratch)
-    o, m, l = pl.pallas_call(  # noqa: E741
-        partial(_kernel, names=names, logits=logits),
-        out_shape=[like(x, queries.q) for x in state],
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(columns),
-            grid=(B, K, count),
-            in_specs=[spec for _, spec in operands.values()],
-            out_specs=[hbm] * 3,
-            scratch_shapes=list(scratch.values()),
-        ),
-        input_output_aliases={first_state + i: i for i in range(3)},
-        compiler_params=grid_over_heads(on_chip),
-        cost_estimate=cost(table, B * K, 4 * G * Tq * Tk * d, 2 * Tk * d * size, T // Tq, G * Tq * d * (size + 8)),
-        name=kernel_name("forward", table, B * K, T // Tq),
-    )(*columns, *(x for x, _ in operands.values()))
+        blocks["k_ids"] = keys.segment_ids[:, None]
+        copied["q_ids"] = (queries.segment_ids[:, None], HBM)
+    o, m, l = call_over_pairs(  # noqa: E741
+        partial(_kernel, logits=logits),
+        table,
+        operands=on_chip.place(blocks) | copied,
+        results={"o_out": (state.o, HBM), "m_out": (state.m, HBM), "l_out": (state.l, HBM)},
+        on_chip=on_chip,
+        q=queries.q,
+        cost_estimate=_cost(table, queries, chunks),
+        name=kernel_name("forward", table, B * K, T // chunks[0]),
+    )
     return Softmax(o, m, l)
+
+
+def _cost(table: PairTable, queries: Queries, chunks: tuple[int, int]) -> pl.CostEstimate:
+    B, K, G, T, d = queries.q.shape
+    Tq, Tk = chunks
+    size = queries.q.dtype.itemsize
+    return cost(
+        table,
+        times=B * K,
+        flops=4 * G * Tq * Tk * d,
+        pair_bytes=2 * Tk * d * size,
+        visits=T // Tq,
+        visit_bytes=G * Tq * d * (size + 8),
+    )
 
 
 def forward_on_chip(
     G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool, readers: int = 1
 ) -> OnChip:
     """Describe the kernel's VMEM for groups of G query heads of d features, of which `readers` read each key head."""
-    (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
-
-    def keys_at(b, h, p, q_of, k_of, *_):
-        return 0, b, lax.div(h, readers), k_of[p], 0
-
-    row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
-    blocks: dict[str, tuple[pl.BlockSpec, Any]] = {"kv": (pl.BlockSpec((2, N, N, Tk, d), keys_at), dtype)}
+    Tq, Tk = chunks
+    f32 = jnp.float32
+    int32 = jnp.int32
+    blocks: dict[str, tuple[pl.BlockSpec, Any]] = {"kv": (keys_block(Tk, d, readers), dtype)}
     scratch = {
         "q": pltpu.VMEM((2, G, Tq, d), dtype),
         "o": pltpu.VMEM((2, G, Tq, d), f32),
@@ -121,102 +121,187 @@ def forward_on_chip(
         "left": pltpu.SemaphoreType.DMA((2,)),
     }
     if biased:
-        blocks["bias"], scratch["bias_column"] = (row, f32), pltpu.VMEM((Tk, LANES), f32)
+        blocks["bias"] = key_row_block(Tk), f32
+        scratch["bias_column"] = pltpu.VMEM((Tk, LANES), f32)
     if packed:
-        blocks["k_ids"] = row, int32
+        blocks["k_ids"] = key_row_block(Tk), int32
         scratch |= {"ids": pltpu.VMEM((2, 1, Tq), int32), "ids_column": pltpu.VMEM((Tk, LANES), int32)}
     return OnChip(blocks, scratch, Tk * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logits):
-    here: dict[str, Any] = dict(zip(names, refs, strict=True))
-    kv, biased, packed = here["kv"], "bias" in here, "q_ids" in here
-    b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
-    _, G, Tq, _ = here["q"].shape
-    Tk = kv.shape[1]
-    visit = visit_of[p]
-    slot = lax.rem(visit, 2)
-    is_first = (p == 0) | (visit_of[jnp.maximum(p - 1, 0)] != visit)
-    is_last = (p == count - 1) | (visit_of[jnp.minimum(p + 1, count - 1)] != visit)
+@dataclass(frozen=True, kw_only=True)
+class Refs:
+    """What the kernel reads and writes, on the chip unless it says HBM. None: the call has it not."""
 
-    def arrivals(chunk, slot):
-        rows, done = pl.ds(chunk * Tq, Tq), here["arrived"].at[slot]
-        moves = [(here[f"{name}_in"].at[b, h, :, rows], name) for name in "qoml"]
-        moves += [(here["q_ids"].at[b, :, rows], "ids")] if packed else []
-        return [pltpu.make_async_copy(source, here[name].at[slot], done) for source, name in moves]
+    kv: Any
+    q_in: Any
+    o_given: Any
+    m_given: Any
+    l_given: Any
+    o_out: Any
+    m_out: Any
+    l_out: Any
+    """HBM."""
+    q: Any
+    o: Any
+    m: Any
+    l: Any  # noqa: E741
+    """Two buffers each: of this visit and of its neighbour."""
+    arrived: Any
+    left: Any
+    """Semaphores of their copies, one for each buffer."""
+    o_columns: Any
+    m_row: Any
+    l_rows: Any
+    """The state during a visit: o transposed, and l as 8 partial sums."""
+    s: Any
+    """Logits of the two halves of the keys."""
+    bias: Any = None
+    bias_column: Any = None
+    k_ids: Any = None
+    ids_column: Any = None
+    """Columns of `k_ids`."""
+    q_ids: Any = None
+    """HBM."""
+    ids: Any = None
+    """Two buffers of `q_ids`."""
 
-    def departures(chunk, slot):
-        rows, done = pl.ds(chunk * Tq, Tq), here["left"].at[slot]
-        moves = [(name, here[f"{name}_out"].at[b, h, :, rows]) for name in "oml"]
-        return [pltpu.make_async_copy(here[name].at[slot], target, done) for name, target in moves]
 
-    def send_for_next():
-        pl.when(visit > 0)(lambda: wait(departures(q_of[p], 1 - slot)))
-        start(arrivals(q_of[jnp.minimum(next_of[p], count - 1)], 1 - slot))
+def _kernel(columns: Columns, references: dict[str, Any], logits: Logits) -> None:
+    here = Refs(**references)
+    step = GridStep.now(columns)
+    slot = lax.rem(step.visit, 2)
+    visit = Visit(step, here, slot)
+    pl.when(step.is_first)(visit.begin)
+    for masked in (False, True):
+        pair = Pair(step, here, slot, logits, masked)
+        pl.when(step.is_masked == masked)(pair.add_keys)
+    pl.when(step.is_last)(visit.end)
 
-    @pl.when(is_first)
-    def begin():
-        pl.when(visit == 0)(lambda: start(arrivals(q_of[p], slot)))
-        pl.when(next_of[p] < count)(send_for_next)
-        wait(arrivals(q_of[p], slot))
+
+class Visit(NamedTuple):
+    """The state of a chunk of queries, which arrives from HBM, is added to, and leaves."""
+
+    step: GridStep
+    here: Refs
+    slot: jax.Array
+
+    def begin(self) -> None:
+        step, here, slot = self
+        pl.when(step.visit == 0)(lambda: start(self._arrivals(step.q_chunk, slot)))
+        pl.when(step.columns.next_of[step.p] < step.pairs)(self._send_for_next)
+        wait(self._arrivals(step.q_chunk, slot))
+        _, G, Tq, _ = here.q.shape
         sublane = lax.broadcasted_iota(jnp.int32, (SUBLANES, Tq), 0)
         for g in range(G):
-            here["m_row"][g] = here["m"][slot, g][None]
-            here["l_rows"][g] = jnp.where(sublane == 0, here["l"][slot, g][None], 0.0)
-            here["o_columns"][g] = here["o"][slot, g].T
+            here.m_row[g] = here.m[slot, g][None]
+            here.l_rows[g] = jnp.where(sublane == 0, here.l[slot, g][None], 0.0)
+            here.o_columns[g] = here.o[slot, g].T
 
-    def write_logits(g, half, masked):
-        """Write the logits of half of the keys, [Tk / 2, Tq], to the scratch; return their maxima [1, Tq]."""
-        keys = slice(half * Tk // 2, (half + 1) * Tk // 2)
-        s = matmul(kv[0, keys, :], here["q"][slot, g], ROWS_BY_ROWS) * logits.scale
-        if logits.softcap is not None:
-            s, _ = capped(s, logits.softcap)
-        if biased:
-            s += repeated(here["bias_column"][keys, :], Tq)
-        if masked:
-            visible = sees(offset_of[p], used_of[p], keys, Tq, logits.window)
-            if packed:
-                visible &= repeated(here["ids_column"][keys, :], Tq) == here["ids"][slot]
-            s = jnp.where(visible, s, -jnp.inf)
-        here["s"][half] = s
-        return jnp.max(s, axis=0, keepdims=True)
+    def end(self) -> None:
+        step, here, slot = self
+        for g in range(here.q.shape[1]):
+            here.m[slot, g] = here.m_row[g, 0]
+            here.l[slot, g] = here.l_rows[g].sum(axis=0)
+            here.o[slot, g] = here.o_columns[g].T
+        start(self._departures(step.q_chunk, slot))
+        pl.when(step.is_last_of_all)(self._wait_for_all)
 
-    def weights(g, half, most, masked):
-        keys = slice(half * Tk // 2, (half + 1) * Tk // 2)
-        m, l, o = here["m_row"].at[g], here["l_rows"].at[g], here["o_columns"].at[g]  # noqa: E741
-        new = jnp.maximum(m[...], most)
-        shift = jnp.where(jnp.isneginf(new), 0.0, new) if masked or biased else new
-        correction = jnp.exp2(m[...] - shift)
-        weight = jnp.exp2(here["s"][half] - shift)
-        m[...] = new
-        l[...] = correction * l[...] + weight.reshape(-1, SUBLANES, Tq).sum(axis=0)
-        o[...] = correction * o[...] + matmul(kv[1, keys, :], weight.astype(kv.dtype), COLUMNS_BY_COLUMNS)
+    def _send_for_next(self) -> None:
+        step = self.step
+        pl.when(step.visit > 0)(lambda: wait(self._departures(step.q_chunk, 1 - self.slot)))
+        following = step.columns.q_of[jnp.minimum(step.columns.next_of[step.p], step.pairs - 1)]
+        start(self._arrivals(following, 1 - self.slot))
 
-    def pair(masked):
-        if biased:
-            here["bias_column"][...] = column(here["bias"][...])
-        if masked and packed:
-            here["ids_column"][...] = column(here["k_ids"][...])
+    def _wait_for_all(self) -> None:
+        step = self.step
+        pl.when(step.visit > 0)(lambda: wait(self._departures(step.q_chunk, 1 - self.slot)))
+        wait(self._departures(step.q_chunk, self.slot))
+
+    def _arrivals(self, chunk: jax.Array, slot: jax.Array) -> list[Any]:
+        here, rows = self.here, self._rows(chunk)
+        b, h = self.step.b, self.step.h
+        moves = [
+            (here.q_in.at[b, h, :, rows], here.q),
+            (here.o_given.at[b, h, :, rows], here.o),
+            (here.m_given.at[b, h, :, rows], here.m),
+            (here.l_given.at[b, h, :, rows], here.l),
+        ]
+        if here.q_ids is not None:
+            moves.append((here.q_ids.at[b, :, rows], here.ids))
+        done = here.arrived.at[slot]
+        return [pltpu.make_async_copy(source, target.at[slot], done) for source, target in moves]
+
+    def _departures(self, chunk: jax.Array, slot: jax.Array) -> list[Any]:
+        here, rows = self.here, self._rows(chunk)
+        done = here.left.at[slot]
+        copies = []
+        for source, target in ((here.o, here.o_out), (here.m, here.m_out), (here.l, here.l_out)):
+            place = target.at[self.step.b, self.step.h, :, rows]
+            copies.append(pltpu.make_async_copy(source.at[slot], place, done))
+        return copies
+
+    def _rows(self, chunk: jax.Array):
+        Tq = self.here.q.shape[2]
+        return pl.ds(chunk * Tq, Tq)
+
+
+class Pair(NamedTuple):
+    """A chunk of queries and a chunk of keys."""
+
+    step: GridStep
+    here: Refs
+    slot: jax.Array
+    """Buffer of the visit's queries."""
+    logits: Logits
+    masked: bool
+
+    def add_keys(self) -> None:
+        """Add the keys to the running softmax of the queries."""
+        here = self.here
+        if here.bias is not None:
+            here.bias_column[...] = column(here.bias[...])
+        if self.masked and here.k_ids is not None:
+            here.ids_column[...] = column(here.k_ids[...])
 
         def head(g):
-            first, second = write_logits(g, 0, masked), write_logits(g, 1, masked)
-            weights(g, 0, first, masked)
-            weights(g, 1, second, masked)
+            first = self._write_logits(g, 0)
+            second = self._write_logits(g, 1)
+            self._add(g, 0, first)
+            self._add(g, 1, second)
 
-        for_each_head(G, head)
+        for_each_head(here.q.shape[1], head)
 
-    for masked in (False, True):
-        pl.when((used_of[p] > 0) == masked)(partial(pair, masked))
+    def _keys(self, half: int) -> slice:
+        Tk = self.here.kv.shape[1]
+        return slice(half * Tk // 2, (half + 1) * Tk // 2)
 
-    def wait_for_all():
-        pl.when(visit > 0)(lambda: wait(departures(q_of[p], 1 - slot)))
-        wait(departures(q_of[p], slot))
+    def _write_logits(self, g, half: int) -> jax.Array:
+        """Write the logits of half of the keys, [Tk / 2, Tq], to the scratch; return their maxima [1, Tq]."""
+        here, keys = self.here, self._keys(half)
+        s = matmul(here.kv[0, keys, :], here.q[self.slot, g], ROWS_BY_ROWS) * self.logits.scale
+        Tq = s.shape[1]
+        if self.logits.softcap is not None:
+            s, _ = capped(s, self.logits.softcap)
+        if here.bias is not None:
+            s += repeated(here.bias_column[keys, :], Tq)
+        if self.masked:
+            visible = self.step.visible(keys, Tq, self.logits.window)
+            if here.k_ids is not None:
+                visible &= repeated(here.ids_column[keys, :], Tq) == here.ids[self.slot]
+            s = jnp.where(visible, s, -jnp.inf)
+        here.s[half] = s
+        return jnp.max(s, axis=0, keepdims=True)
 
-    @pl.when(is_last)
-    def end():
-        for g in range(G):
-            here["m"][slot, g] = here["m_row"][g, 0]
-            here["l"][slot, g] = here["l_rows"][g].sum(axis=0)
-            here["o"][slot, g] = here["o_columns"][g].T
-        start(departures(q_of[p], slot))
-        pl.when(p == count - 1)(wait_for_all)
+    def _add(self, g, half: int, most: jax.Array) -> None:
+        """Add half of the keys, whose logits have these maxima, to o, m and l."""
+        here, keys = self.here, self._keys(half)
+        m, l, o = here.m_row.at[g], here.l_rows.at[g], here.o_columns.at[g]  # noqa: E741
+        new = jnp.maximum(m[...], most)
+        has_hidden_rows = self.masked or here.bias is not None
+        shift = jnp.where(jnp.isneginf(new), 0.0, new) if has_hidden_rows else new
+        correction = jnp.exp2(m[...] - shift)
+        weight = jnp.exp2(here.s[half] - shift)
+        m[...] = new
+        l[...] = correction * l[...] + weight.reshape(-1, SUBLANES, weight.shape[1]).sum(axis=0)
+        o[...] = correction * o[...] + matmul(here.kv[1, keys, :], weight.astype(here.kv.dtype), COLUMNS_BY_COLUMNS)

@@ -22,13 +22,27 @@ MOST_PAIRS = 2**15
 """Most pairs in one table, whose six columns must fit in a core's SMEM of 1 MiB."""
 
 
+class Columns(NamedTuple):
+    """Columns of a pair table, as a kernel reads them from SMEM: a number for each pair."""
+
+    q_of: Any
+    k_of: Any
+    """The chunk of queries and the chunk of keys."""
+    offset_of: Any
+    """Query row t sees key column s, chunk-local, where t + offset >= s."""
+    used_of: Any
+    """The number of used keys; 0 if every query sees every key."""
+    visit_of: Any
+    """The number of the visit."""
+    next_of: Any
+    """The first pair of the next visit."""
+
+
 class PairTable(NamedTuple):
     """Inputs of a kernel for each step of its grid."""
 
     columns: tuple[Int32[Array, " P"], ...]
-    """Scalars to prefetch: the chunk of queries, the chunk of keys, the offset (query row t sees key column s,
-    chunk-local, where t + offset >= s), the number of used keys (0 if every query sees every key), the number of the
-    visit, and the first pair of the next visit."""
+    """Scalars to prefetch (`Columns`)."""
     length: Int32[Array, ""] | int
     """Number of pairs to compute."""
     most: tuple[int, int]
