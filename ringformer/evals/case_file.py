@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.files.atomic import append_line, write_whole
+from ringformer.files.resumed_lines import differences
 
 Row = dict[str, Any]
 CheckRow = Callable[[Row], None]
@@ -77,11 +78,7 @@ class CaseFile:
         self.rows: dict[str, Row]
         old, self.rows = read_cases(path, evaluation, check) if path.exists() else (None, {})
         old = old or {}
-        new = json.loads(json.dumps(settings))
-        changes = []
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
-                changes.append(f"{name} is {old.get(name)!r}, not {new.get(name)!r}")
+        changes = differences(old, json.loads(json.dumps(settings)))
         if self.rows and changes:
             raise ValueError(f"{path} holds cases with other settings: {'; '.join(changes)}; choose another --out")
         head = {"evaluation": evaluation, "settings": settings}

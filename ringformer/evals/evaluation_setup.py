@@ -4,7 +4,7 @@ import argparse
 import fcntl
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from ringformer.parallel.mesh import simulate_cpu_devices
 from ringformer.plotting import check_matplotlib
 from ringformer.runs.config_file import register_models
 
+TABLE = "table.txt"
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
@@ -85,9 +86,11 @@ class Opened(NamedTuple):
         """Settings of the model that determine an outcome."""
         dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
         settings = self.identity | {"compute_dtype": dtype}
-        if self.text.rope is None:
-            return settings
-        return settings | self.text.rope.settings
+        if self.args.cache_dtype != "compute":
+            settings["cache_dtype"] = self.args.cache_dtype
+        if self.text.rope is not None:
+            settings |= self.text.rope.settings
+        return settings
 
     def load(self, max_length: int) -> TextGenerator:
         """Load the model for prompts and answers of up to `max_length` tokens in total.
@@ -109,7 +112,7 @@ class Opened(NamedTuple):
           check: function that checks a row read from the file.
         """
         settings = self.settings | {"tokenizer": self.text.tokenizer.name} | settings
-        with out_folder(self.args, name) as folder:
+        with out_folder(self.args, name, (TABLE, f"{name}.png")) as folder:
             yield CaseFile(folder / "cases.jsonl", name, settings, check)
 
 
@@ -118,10 +121,10 @@ def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., No
     folder = file.path.parent
     figure = f"{file.evaluation}.png"
     text = f"{title}\n{table}\n"
-    (folder / "table.txt").write_text(text, encoding="utf-8")
+    (folder / TABLE).write_text(text, encoding="utf-8")
     print(text, end="")
     draw(*data, title, path=folder / figure)
-    say(f"{folder}: cases.jsonl, table.txt, {figure}")
+    say(f"{folder}: cases.jsonl, {TABLE}, {figure}")
 
 
 @contextmanager
@@ -174,16 +177,28 @@ def _checked_lengths(args: argparse.Namespace, run: str, context: int | None) ->
 
 
 @contextmanager
-def out_folder(args: argparse.Namespace, name: str) -> Iterator[Path]:
-    """Create and lock the folder of the outputs. Raises ValueError if another process writes to it."""
+def out_folder(args: argparse.Namespace, name: str, writes: Sequence[str]) -> Iterator[Path]:
+    """Create and lock the folder of the outputs.
+
+    Args:
+      name: the evaluation's.
+      writes: names of the files that it replaces.
+
+    Raises ValueError if another process writes to the folder, or if one of the files is there and no evaluation ever
+    wrote to the folder."""
     folder = Path(args.out) if args.out else Path(args.run) / EVALS / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ValueError(f"--out={folder}: the path, or part of it, is a file: choose another") from None
-    with (folder / "lock").open("w") as lock:
+    lock = folder / "lock"
+    if not lock.exists():
+        for file in writes:
+            if (folder / file).exists():
+                raise ValueError(f"{folder} has a {file} that no evaluation wrote: choose another --out")
+    with lock.open("a") as opened_lock:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(opened_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # which one depends on the system
             raise ValueError(f"another evaluation writes to {folder}: wait for it, or choose another --out") from None
         yield folder

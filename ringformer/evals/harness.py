@@ -29,6 +29,7 @@ from ringformer.inference.text.text_generator import TextGenerator
 MAX_NEW = 256
 """New tokens of a request that sets no number, as of the harness's `hf` models."""
 
+RESULTS = "results.json"
 REPORTED = ("results", "versions", "n-shot", "configs", "n-samples")
 """Parts of the harness's results that are written."""
 Request = tuple[Any, list[int], list[int]]
@@ -250,7 +251,7 @@ def _sums(members: Sequence[int], scores: Sequence[Scores]) -> dict[int, tuple[f
 def evaluate_harness(args: argparse.Namespace) -> None:
     """Run `ringformer eval harness`: print the harness's table, and write its results."""
     names = list(map(str.strip, args.tasks.split(",")))
-    with opened(args) as model, out_folder(args, "harness") as folder:
+    with opened(args) as model, out_folder(args, "harness", (RESULTS,)) as folder:
         if earlier := model.text.beginning.describe_earlier(harness=True):
             say(earlier)
         manager, tasks = read_tasks(names, args.include_path, model.text.tokenizer, model.lengths)
@@ -267,5 +268,5 @@ def evaluate_harness(args: argparse.Namespace) -> None:
         print(make_table(results))
         kept = {key: results[key] for key in REPORTED if key in results}
         content = kept | {"model": model.identity, "length": model.lengths[-1]}
-        write_whole(folder / "results.json", json.dumps(content, indent=1, default=str) + "\n")
-        say(f"{folder}: results.json")
+        write_whole(folder / RESULTS, json.dumps(content, indent=1, default=str) + "\n")
+        say(f"{folder}: {RESULTS}")

@@ -94,15 +94,15 @@ class CachedRows:
             return None
         return Scores(*(np.asarray(x)[:, natural] for x in scores[0]))
 
-    def _decode(self, alive: Bool[np.ndarray, " B"], sampling: Sampling) -> Int32[np.ndarray, " B"]:
-        """Draw a token of each row and append it to those that are alive; return the tokens. Raises FloatingPointError
-        for logits that are not finite."""
+    def _decode(self, alive: Bool[np.ndarray, " B"], sampling: Sampling, first_row: int = 0) -> Int32[np.ndarray, " B"]:
+        """Draw a token of each row and append it to those that are alive; return the tokens. The draws are those of the
+        rows from `first_row` on. Raises FloatingPointError for logits that are not finite."""
         top_p = 1.0 if sampling.top_p is None else sampling.top_p
         numbers = np.array([sampling.temperature, top_p], np.float32)
         top_k = min(sampling.top_k or 1, self._programs.config.vocab_size)
         read = self._sizes.read(self._slots.top)
         slot = self._slots.take(np.where(alive, self.lengths, -1))
-        control = np.array([sampling.seed, top_k, *slot, *alive], np.int32)
+        control = np.array([sampling.seed, top_k, *slot, first_row, *alive], np.int32)
         prefix = []
         shared = 0
         if self._begin is not None:

@@ -4,11 +4,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringformer.cli.dataclass_flags import add_flags, from_flags
 from ringformer.cli.parser import Switch, output_file
@@ -122,7 +122,9 @@ def _check(args: argparse.Namespace) -> None:
     if (args.out is not None) != of_file or (args.batch_size is not None and not of_file):
         raise ValueError("--prompts=FILE, --out=FILE and --batch_size belong together: give --prompts and --out")
     if of_file:
-        output_file(args.out)
+        out = output_file(args.out)
+        if out.exists() and Path(args.prompts).exists() and out.samefile(args.prompts):
+            raise ValueError(f"--out={args.out} is the file of the prompts: choose another --out")
     if of_file and (args.distributed or args.system is not None or args.session or args.save_session):
         raise ValueError("--prompts takes none of --distributed, --system, --session and --save_session")
     if args.save_session and Path(args.save_session).exists():
@@ -190,24 +192,56 @@ def _answer(
 
 def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling) -> int:
     """Answer the rows of a file; return the exit code, 1 if some could not be answered."""
+    from ringformer.files.resumed_lines import resumed_lines
     from ringformer.inference.generator import LONGEST
-    from ringformer.inference.text.prompt_rows import PromptRows
+    from ringformer.inference.text.prompt_rows import PromptRows, read_prompts
     from ringformer.inference.text.text_generator import TextGenerator
 
     limit = _limit(args, text.context)
-    rows = PromptRows(
-        Path(args.prompts),
-        Path(args.out),
-        text,
-        chat=args.chat,
-        max_new_tokens=args.max_new_tokens,
-        limit=LONGEST if limit is None else limit,
-    )
-    needed = max(rows.longest, 1) + args.max_new_tokens
-    text.beginning.say_earlier(chat=args.chat)
-    model = TextGenerator(load_generator(args.run_dir, args, needed, text.rope), text)
-    rows.answer(model, args.batch_size or 1, args.max_new_tokens, sampling, args.stop)
+    prompts = read_prompts(Path(args.prompts))
+    settings = answer_settings(args, text, sampling, limit)
+    with resumed_lines(Path(args.out), "ringformer generate", settings) as out:
+        rows = PromptRows(
+            Path(args.prompts),
+            prompts,
+            out,
+            text,
+            chat=args.chat,
+            max_new_tokens=args.max_new_tokens,
+            limit=LONGEST if limit is None else limit,
+        )
+        needed = max(rows.longest, 1) + args.max_new_tokens
+        text.beginning.say_earlier(chat=args.chat)
+        model = TextGenerator(load_generator(args.run_dir, args, needed, text.rope), text)
+        rows.answer(model, args.batch_size or 1, args.max_new_tokens, sampling, args.stop)
     return 1 if rows.failed else 0
+
+
+SAME_ANSWERS = frozenset(
+    ("prompts", "out", "batch_size", "mesh_dim", "cpu_devices", "prefill_chunk", "kernel", "kernel_check")
+    + ("q_chunk", "k_chunk", "config", "run_dir", "tokenizer", "allow", "allow_longer", "template", "template_option")
+)
+"""Options of `generate --prompts` that a resumed command may change: they decide how an answer is computed, or what
+they decide is among the settings (the run's weights, the tokenizer's name, the template's hash)."""
+
+
+def answer_settings(args: argparse.Namespace, text: "RunText", sampling: Sampling, limit: int | None) -> dict[str, Any]:
+    """Return what decides the answer to a prompt, for the record of a file of answers."""
+    from ringformer.checkpoints.saved_model import model_of, weights_hash
+
+    settings = {
+        "checkpoint": weights_hash(args.run_dir),
+        "compute_dtype": args.compute_dtype or model_of(args.run_dir).compute_dtype,
+        "cache_dtype": args.cache_dtype,
+        "tokenizer": text.tokenizer.name,
+        "max_new_tokens": args.max_new_tokens,
+        "max_length": limit,
+        "stop": args.stop,
+    }
+    settings |= asdict(sampling) | text.settings(chat=args.chat)
+    if text.rope is not None:
+        settings |= text.rope.settings
+    return settings
 
 
 def _encode(args: argparse.Namespace, text: "RunText", prompt: str) -> list[int]:

@@ -36,6 +36,9 @@ from ringformer.ops.tokenwise.words import matrices_as_words
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
 
+CONTROLS = 5
+"""Numbers of a decode's control that belong to no row."""
+
 
 def _compiled(lower: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that compiles the program that `lower` lowers; for the same arguments, it compiles only once."""
@@ -166,11 +169,12 @@ class Programs:
           rows, slots: rows of the state, and slots per rank.
           read: number of slots of a rank to read, from the first; all others are empty.
           prefix: slots per rank of a cache of one row with which all rows begin; 0: there is none.
-          control: int32 [4 + rows]: seed, top_k, rank and slot that take the token, and for each row whether it
-            continues. For a row that has ended, tokens and logits do not change, and the token drawn is meaningless.
+          control: int32 [5 + rows]: seed, top_k, rank and slot that take the token, the number of the first row for
+            its draws, and for each row whether it continues. For a row that has ended, tokens and logits do not change,
+            and the token drawn is meaningless.
           numbers: float32 [2]: temperature, top_p.
         """
-        control = self._array((4 + rows,), P())
+        control = self._array((CONTROLS + rows,), P())
         numbers = self._array((2,), P(), jnp.float32)
         state = self.state(rows, slots)
         decode = partial(self._decode, read=read, kind=kind)
@@ -252,10 +256,10 @@ class Programs:
         """Run `decode` on one device."""
         cache, logits, lengths = state
         B = state.lengths.shape[0]
-        seed, top_k, rank, slot = control[:4]
+        seed, top_k, rank, slot, first_row = control[:CONTROLS]
         first = lax.axis_index("dp") * B
-        alive = lax.dynamic_slice_in_dim(control, 4 + first, B) > 0
-        keys = row_keys(seed, first + jnp.arange(B), lengths)
+        alive = lax.dynamic_slice_in_dim(control, CONTROLS + first, B) > 0
+        keys = row_keys(seed, first_row + first + jnp.arange(B), lengths)
         tokens = sample(logits, keys, numbers[0], top_k, numbers[1], kind)
         c = self.config
         platform = self.mesh.devices.flat[0].platform

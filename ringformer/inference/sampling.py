@@ -18,7 +18,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters. The draws of a row depend only on the seed, the row's index and its length.
+    """Sampling parameters. The draws of a row depend only on the seed, the row's number and its length.
 
     Raises ValueError for invalid or contradictory values.
     """

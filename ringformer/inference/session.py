@@ -195,13 +195,21 @@ class Session(CachedRows):
             raise ValueError(f"row {np.argmin(self._followed)} was truncated: append to it first, or rewind to a mark")
 
     def decode(
-        self, *, max_new_tokens: int, sampling: Sampling = Sampling(), end_tokens: Collection[int] = ()
+        self,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling = Sampling(),
+        end_tokens: Collection[int] = (),
+        first_row: int = 0,
     ) -> Iterator[list[int | None]]:
         """Continue every row. Each step yields a list with one token for each row, or None for a row that has ended.
 
         A row ends after an end token, which is its last token, or when `end` is called. The iterator ends when all rows
         have ended, or after max_new_tokens steps. Yielded tokens are in the cache, so the caller may stop early and
         call `append` or `decode` again.
+
+        Args:
+          first_row: number of the first row among all that share a seed, so that each has draws of its own.
 
         Raises:
           ValueError: if there is nothing to continue, or no room for max_new_tokens; raised before anything is
@@ -219,14 +227,14 @@ class Session(CachedRows):
             )
         self._alive[:] = True
         self._changes += 1
-        return self._steps(self._changes, max_new_tokens, sampling, list(end_tokens))
+        return self._steps(self._changes, max_new_tokens, sampling, list(end_tokens), first_row)
 
     def end(self, row: int) -> None:
         """End this row in the running decode."""
         self._alive[row] = False
 
     def _steps(
-        self, changes: int, max_new_tokens: int, sampling: Sampling, end_tokens: list[int]
+        self, changes: int, max_new_tokens: int, sampling: Sampling, end_tokens: list[int], first_row: int
     ) -> Iterator[list[int | None]]:
         """Decode step by step; `changes` is the number of the session's changes when the decode was called."""
         for _ in range(max_new_tokens):
@@ -235,6 +243,6 @@ class Session(CachedRows):
             alive = self._alive.copy()
             if not alive.any():
                 return
-            tokens = self._decode(alive, sampling)
+            tokens = self._decode(alive, sampling, first_row)
             self._alive &= ~np.isin(tokens, end_tokens)
             yield [int(token) if on else None for token, on in zip(tokens, alive, strict=True)]

@@ -419,6 +419,33 @@ def refused_to_go_on(run, capsys, *options):
     return err.split("other settings: ")[1]
 
 
+def test_the_dtype_of_the_cache_is_a_setting_of_the_outputs(run, answered_by, capsys):
+    """The model's own dtype is none, so that files of earlier evaluations are continued."""
+    answered_by(knows_lines)
+    assert evaluate("lines", run, "--num_lines=3", "--num_cases=1") == 0
+    settings = json.loads((run / "evals" / "lines" / "cases.jsonl").read_text().splitlines()[0])["settings"]
+    assert "cache_dtype" not in settings
+    assert "cache_dtype is None, not 'int8'" in refused_to_go_on(run, capsys, "--cache_dtype=int8")
+    assert evaluate("lines", run, "--num_lines=3", "--num_cases=1", "--cache_dtype=compute") == 0
+
+
+def test_outputs_of_somebody_else_are_kept(run, answered_by, tmp_path, capsys):
+    """A table or a figure that no evaluation wrote."""
+    answered_by(knows_lines)
+    for name in ("table.txt", "lines.png"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("a poem")
+        words = "--num_lines=3", "--num_cases=1", f"--out={folder}"
+        assert evaluate("lines", run, *words) == 2
+        assert f"{folder} has a {name} that no evaluation wrote: choose another --out" in capsys.readouterr().err
+        assert [path.read_text() for path in folder.iterdir()] == ["a poem"]
+    (folder / "lines.png").rename(folder / "poem.png")
+    (folder / "lock").write_text("not to be emptied")
+    assert evaluate("lines", run, *words) == 0
+    assert (folder / "poem.png").read_text() == "a poem" and (folder / "lock").read_text() == "not to be emptied"
+
+
 def test_another_rope_is_a_setting_of_the_outputs(run, answered_by, capsys):
     """Its scaling extends the context; a larger base does not say how far it reaches."""
     answered_by(knows_lines)
@@ -472,7 +499,7 @@ def test_one_process_at_a_time_writes_to_a_folder(run, answered_by, capsys, tmp_
     program = f"""
 from argparse import Namespace
 from ringformer.evals.evaluation_setup import out_folder
-with out_folder(Namespace(out={str(tmp_path / "out")!r}), "lines"):
+with out_folder(Namespace(out={str(tmp_path / "out")!r}), "lines", ()):
     print(flush=True)
     input()
 """

@@ -34,7 +34,7 @@ class FakeSession:
     def end(self, row):
         self._ended.add(row)
 
-    def decode(self, *, max_new_tokens, sampling, end_tokens=()):
+    def decode(self, *, max_new_tokens, sampling, end_tokens=(), first_row=0):
         self.generator.samplings.append(sampling)
         self._ended = set()
         return self._steps(self.generator.script.pop(0), max_new_tokens, end_tokens)

@@ -65,7 +65,7 @@ def llama2(folder: Path) -> Path:
     return folder
 
 
-def model_folder(folder: Path, context: int = 4096) -> Path:
+def model_folder(folder: Path, context: int = 4096, seed: int = 3) -> Path:
     """A converted model with weights, drawn by transformers, and the tokenizer of LLaMA-3's kind; its original is in
     the folder `hf` beside it."""
     hf = folder.with_name("hf")
@@ -81,7 +81,7 @@ def model_folder(folder: Path, context: int = 4096) -> Path:
         bos_token_id=0,
         eos_token_id=4,
     )
-    transformers.set_seed(3)
+    transformers.set_seed(seed)
     transformers.LlamaForCausalLM(config).save_pretrained(hf)
     llama3(hf)
     from_hf(hf, folder)

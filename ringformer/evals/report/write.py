@@ -46,13 +46,14 @@ def report(args: argparse.Namespace) -> None:
         raise ValueError(f"{evals} has no evaluation of the checkpoint of {run}: run ringformer eval first")
     title = f"{run.resolve().name}, step {of_model['step'] or 0}"
     table = markdown(gathered.lines)
-    with out_folder(argparse.Namespace(out=args.out, run=args.run_dir), REPORT) as folder:
+    files = "report.md", "report.json", "report.png"
+    with out_folder(argparse.Namespace(out=args.out, run=args.run_dir), REPORT, files) as folder:
         content = {"model": of_model, "lines": [line._asdict() for line in gathered.lines]}
         write_whole(folder / "report.json", json.dumps(content, indent=1) + "\n")
         write_whole(folder / "report.md", f"# {title}\n\n{table}\n")
         draw_report(gathered.lines, title, path=folder / "report.png")
     print(table)
-    say(f"{folder}: report.md, report.json, report.png")
+    say(f"{folder}: {', '.join(files)}")
 
 
 def markdown(lines: Sequence[Line]) -> str:

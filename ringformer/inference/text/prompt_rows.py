@@ -5,9 +5,9 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ringformer.files.atomic import append_line
+from ringformer.files.resumed_lines import ResumedLines
 from ringformer.inference.rows import check_room
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.text.run_text import Prompt, RunText
@@ -16,44 +16,87 @@ from ringformer.inference.text.text_generator import TextGenerator, shared_token
 Row = dict[str, Any]
 
 
+ANSWERED = "text", "error"
+"""Fields that an answer adds to its row: the answer, or why there is none."""
+
+
+class PromptLine(NamedTuple):
+    """A row of a file of prompts."""
+
+    number: int
+    """Its line in the file, from 1."""
+    row: Row
+    error: str
+    """The reason why it has no prompt; empty if it has one."""
+
+
+def read_prompts(path: Path) -> list[PromptLine]:
+    """Read a file of prompts. Blank lines are no rows.
+
+    Raises:
+      ValueError: if a row already has a `text` or an `error`.
+      FileNotFoundError: if there is no such file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file of prompts {path}")
+    prompts = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        row, error = _read(line)
+        for field in ANSWERED:
+            if field in row:
+                raise ValueError(
+                    f"{path}:{number} has a {field!r} already, which its answer would replace: rename the field, "
+                    "or leave it out"
+                )
+        prompts.append(PromptLine(number, row, error))
+    return prompts
+
+
 class PromptRows:
     """Rows of a file of prompts, without those that the file of answers has.
 
     A row is an object with `prompt`; its answer is the same object with `text` or, for a row that cannot be answered,
-    with `error`. Answers are in the order of the prompts. Blank lines are no rows.
+    with `error`. Answers are in the order of the prompts.
 
-    Raises:
-      ValueError: if the answers are not those of these prompts.
-      FileNotFoundError: if there are no prompts.
+    Raises ValueError if the answers are not those of these prompts.
     """
 
-    def __init__(self, path: Path, out: Path, text: RunText, *, chat: bool, max_new_tokens: int, limit: int):
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file of prompts {path}")
-        lines = [(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()]
-        rows = [_read(line) for _, line in lines]
-        answered = _answered(out)
-        for number, line in enumerate(answered, 1):
-            if number > len(rows):
-                raise ValueError(f"{out}:{number} does not answer a row of {path}: choose another --out")
-            if _asked(_read(line)[0]) != _asked(rows[number - 1][0]):
-                place = f"{path}:{lines[number - 1][0]}"
-                raise ValueError(f"{out}:{number} does not answer {place}: choose another --out")
+    def __init__(
+        self,
+        path: Path,
+        prompts: Sequence[PromptLine],
+        out: ResumedLines,
+        text: RunText,
+        *,
+        chat: bool,
+        max_new_tokens: int,
+        limit: int,
+    ):
+        answers = [_read(line)[0] for line in out.lines]
+        for number, answer in enumerate(answers, 1):
+            if number > len(prompts):
+                raise ValueError(f"{out.path}:{number} does not answer a row of {path}: choose another --out")
+            asked = {key: value for key, value in answer.items() if key not in ANSWERED}
+            prompt = prompts[number - 1]
+            if asked != prompt.row:
+                raise ValueError(f"{out.path}:{number} does not answer {path}:{prompt.number}: choose another --out")
         self._out = out
         self._path = path
-        self.failed: int = 0
-        self._numbers = [number for number, _ in lines[len(answered) :]]
-        """Line of each row in the file."""
-        self._rows = [row for row, _ in rows[len(answered) :]]
+        self.failed: int = sum("error" in answer for answer in answers)
+        """Rows that could not be answered, now or before."""
+        self._answered = sum("text" in answer for answer in answers)
+        self._lines = prompts[len(answers) :]
         self._prompts: list[Prompt | str] = []
         """Prompts of the rows, or the reason why there is none."""
-        for row, error in rows[len(answered) :]:
+        for line in self._lines:
             try:
-                if error:
-                    raise ValueError(error)
-                prompt = text.prompt(row["prompt"], chat)
-                check_room(len(prompt.ids), max_new_tokens, limit)
-                self._prompts.append(prompt)
+                if line.error:
+                    raise ValueError(line.error)
+                prompt_of_row = text.prompt(line.row["prompt"], chat)
+                check_room(len(prompt_of_row.ids), max_new_tokens, limit)
+                self._prompts.append(prompt_of_row)
             except ValueError as cause:
                 self._prompts.append(str(cause))
 
@@ -68,18 +111,19 @@ class PromptRows:
         """Answer all rows, and write each answer when it is there."""
         for start, end in self._groups():
             prompts = [prompt for prompt in self._prompts[start:end] if isinstance(prompt, Prompt)]
-            batches = model.complete_batches(prompts, batch_size, max_new_tokens, sampling, stop)
+            batches = model.complete_batches(prompts, batch_size, max_new_tokens, sampling, stop, self._answered)
             texts = itertools.chain.from_iterable(batches)
             for number in range(start, end):
-                row = self._rows[number]
+                line = self._lines[number]
                 prompt = self._prompts[number]
                 if isinstance(prompt, Prompt):
                     answer = {"text": next(texts)}
+                    self._answered += 1
                 else:
                     answer = {"error": prompt}
                     self.failed = self.failed + 1
-                    print(f"{self._path}:{self._numbers[number]}: {prompt}", file=sys.stderr)
-                append_line(self._out, json.dumps(row | answer))
+                    print(f"{self._path}:{line.number}: {prompt}", file=sys.stderr)
+                self._out.append(json.dumps(line.row | answer))
 
     def _groups(self) -> Iterator[tuple[int, int]]:
         """Yield stretches of rows whose prompts begin with the same text, at least half of the shortest one."""
@@ -98,22 +142,11 @@ class PromptRows:
             yield start, len(self._prompts)
 
 
-def _answered(out: Path) -> list[bytes]:
-    """Return the rows that are answered, after removing one that a killed process wrote in part."""
-    if not out.exists():
-        return []
-    rows = out.read_bytes().splitlines(keepends=True)
-    if rows and not rows[-1].endswith(b"\n"):
-        rows = rows[:-1]
-        out.write_bytes(b"".join(rows))
-    return rows
-
-
 def _read(line: bytes) -> tuple[Row, str]:
     """Return the object in a line, and why it is no prompt; empty if it is one."""
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {"line": line.decode(errors="replace")}, f"not a line of JSON: {error}"
     no_prompt = "not an object with a text 'prompt'"
     if not isinstance(row, dict):
@@ -121,7 +154,3 @@ def _read(line: bytes) -> tuple[Row, str]:
     if not isinstance(row.get("prompt"), str):
         return row, no_prompt
     return row, ""
-
-
-def _asked(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key not in ("text", "error")}

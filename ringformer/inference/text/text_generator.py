@@ -108,9 +108,11 @@ class TextGenerator:
         max_new_tokens: int,
         sampling: Sampling,
         stop: Sequence[str],
+        first_row: int = 0,
     ) -> Iterator[list[str]]:
         """Continue checked prompts, so many at a time, and yield the texts of each batch. A long text with which all
-        prompts begin is read once."""
+        prompts begin is read once. The draws of a prompt are those of its number, counted from `first_row`, so that
+        they do not depend on the batches."""
         common = shared_tokens([prompt.ids for prompt in prompts]) if len(prompts) > 1 else 0
         common = shared_length(self.generator, common, -(-len(prompts) // batch_size))
         dp = self.generator.mesh.shape["dp"]
@@ -129,7 +131,12 @@ class TextGenerator:
             else:
                 session = shared.session(max(map(len, ids)) - common + max_new_tokens)
                 session.append([row[common:] for row in ids])
-            steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=asked[0].ends)
+            steps = session.decode(
+                max_new_tokens=max_new_tokens,
+                sampling=sampling,
+                end_tokens=asked[0].ends,
+                first_row=first_row + first,
+            )
             for row in range(len(asked), rows):
                 session.end(row)
             pieces = row_pieces(session, steps, [RowText(self.tokenizer, prompt, stop) for prompt in asked])

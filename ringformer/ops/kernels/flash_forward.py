@@ -131,7 +131,7 @@ def forward_on_chip(
 
 @dataclass(frozen=True, kw_only=True)
 class Refs:
-    """What the kernel reads and writes, on the chip unless it says HBM. None: the call has it not."""
+    """Arrays that the kernel reads and writes, on the chip unless it says HBM. None: the call has it not."""
 
     kv: Any
     q_in: Any

@@ -124,7 +124,7 @@ class GridStep(NamedTuple):
     visit: jax.Array
     is_first: jax.Array
     is_last: jax.Array
-    """Whether it is the first and the last pair of its visit."""
+    """True for the first and for the last pair of a visit."""
 
     @classmethod
     def now(cls, columns: Columns) -> "GridStep":
@@ -152,7 +152,7 @@ class GridStep(NamedTuple):
 
     @property
     def is_masked(self) -> jax.Array:
-        """Whether some queries of the pair do not see some keys."""
+        """Return True if some queries of the pair do not see some keys."""
         return self.columns.used_of[self.p] > 0
 
     def visible(self, keys: slice, Tq: int, window: int | None) -> jax.Array:

@@ -6,8 +6,9 @@ from copy import copy
 import pytest
 
 from ringformer.data.chats.conversations import Message
+from ringformer.files.resumed_lines import resumed_lines
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.text.prompt_rows import PromptRows
+from ringformer.inference.text.prompt_rows import PromptRows, read_prompts
 from ringformer.inference.text.run_text import RunText
 from ringformer.inference.text.text_generator import TextGenerator
 from tests.data.chat_samples import llama3, sentencepiece
@@ -165,10 +166,10 @@ def test_a_complete_text_is_valid_unicode(texts, tmp_path):
     expected = "q\ufffd 日\ufffd"
     assert model(text, [ids]).complete(["a"], max_new_tokens=len(ids)) == [expected]
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
-    rows = PromptRows(
-        tmp_path / "in.jsonl", tmp_path / "out.jsonl", text, chat=False, max_new_tokens=len(ids), limit=100
-    )
-    rows.answer(model(text, [ids]), 1, len(ids), Sampling(), [])
+    with resumed_lines(tmp_path / "out.jsonl", "a test", {}) as out:
+        prompts = tmp_path / "in.jsonl"
+        rows = PromptRows(prompts, read_prompts(prompts), out, text, chat=False, max_new_tokens=len(ids), limit=100)
+        rows.answer(model(text, [ids]), 1, len(ids), Sampling(), [])
     assert json.loads((tmp_path / "out.jsonl").read_text()) == {"prompt": "a", "text": expected}
 
 
@@ -179,12 +180,14 @@ def test_blank_lines_of_a_file_are_no_prompts(texts, tmp_path):
     prompts.write_text('\n{"prompt": "a"}\n \n{"prompt": 3}\r\n\r\n{"prompt": "b"}\n\n')
     answered = []
     for _ in range(2):
-        rows = PromptRows(prompts, out, text, chat=False, max_new_tokens=3, limit=100)
-        rows.answer(model(text, [ids], [ids]), 1, 3, Sampling(), [])
+        with resumed_lines(out, "a test", {}) as lines:
+            rows = PromptRows(prompts, read_prompts(prompts), lines, text, chat=False, max_new_tokens=3, limit=100)
+            rows.answer(model(text, [ids], [ids]), 1, 3, Sampling(), [])
         answered.append(out.read_text())
     assert answered[0] == answered[1]
     first, second, third = map(json.loads, answered[0].splitlines())
     assert (first["text"], third["text"]) == ("yes", "yes") and "error" in second
     out.write_text('{"prompt": "a", "text": "yes"}\n{"prompt": "other", "text": "c"}\n')
-    with pytest.raises(ValueError, match=r"out\.jsonl:2 does not answer .*in\.jsonl:4: choose another --out"):
-        PromptRows(prompts, out, text, chat=False, max_new_tokens=3, limit=100)
+    refused = pytest.raises(ValueError, match=r"out\.jsonl:2 does not answer .*in\.jsonl:4: choose another --out")
+    with refused, resumed_lines(out, "a test", {}) as lines:
+        PromptRows(prompts, read_prompts(prompts), lines, text, chat=False, max_new_tokens=3, limit=100)
