@@ -20,6 +20,9 @@ STOPPED = 75
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
+FAILED = 1
+"""Exit code of a run that failed, and would fail again."""
+
 
 class Phase(enum.Enum):
     """Phase of a run: a description, with a placeholder for the step, and the name of the time limit that applies.
@@ -49,12 +52,19 @@ def exit_code(number: int) -> int:
     return INTERRUPTED if number == signal.SIGINT else STOPPED
 
 
-class Terminated(Exception):
-    """A signal ended the run, after its state was saved. `code` is the exit code of the process."""
+class Stopped(Exception):
+    """The run ended early, after its state was saved. `code` is the exit code of the process."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message)
+        self.code: int = code
+
+
+class Terminated(Stopped):
+    """A signal ended the run, after its state was saved."""
 
     def __init__(self, message: str, number: int):
-        super().__init__(message)
-        self.code: int = exit_code(number)
+        super().__init__(message, exit_code(number))
 
 
 class Stopping:

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -16,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ringformer.files.atomic import write_whole
-from ringformer.files.run_layout import CONFIG, METRICS
+from ringformer.files.run_layout import METRICS
+from ringformer.runs.boards import GuardedBoard, TensorBoard, WeightsAndBiases
 from ringformer.runs.config import Config
 
 
@@ -62,14 +62,17 @@ class Reporter:
     def __init__(self, run_dir: Path, step: int, config: Config):
         active = jax.process_index() == 0
         self._steps = config.steps
-        self._boards: list[WeightsAndBiases | TensorBoard] = []  # first: they may raise
-        if active and config.wandb:
-            self._boards.append(WeightsAndBiases(config.wandb, run_dir))
-        if active and config.tensorboard:
-            self._boards.append(TensorBoard(run_dir))
         self._console = Console(stderr=True, quiet=not active)
         self.say: Callable[..., None] = partial(self._console.print, markup=False, highlight=False, soft_wrap=True)
         """Function that prints a line above the progress bar."""
+        self._boards: list[GuardedBoard] = []  # before the bar: they may raise
+        if active and config.wandb:
+            open_wandb = partial(WeightsAndBiases, config.wandb, run_dir)
+            setting = f"wandb={config.wandb!r}"
+            self._boards.append(GuardedBoard("Weights & Biases", open_wandb, "wandb", setting, self.say))
+        if active and config.tensorboard:
+            open_events = partial(TensorBoard, run_dir)
+            self._boards.append(GuardedBoard("TensorBoard", open_events, "tensorboardX", "tensorboard=True", self.say))
         self._bar = Progress(
             TextColumn("step"),
             BarColumn(),
@@ -156,47 +159,6 @@ class Reporter:
             numbers[f"eval_loss_to_{row['last']}"] = row["loss"]
         for board in self._boards:
             board.write(step, numbers)
-
-
-class TensorBoard:
-    """Event files in the run's folder."""
-
-    def __init__(self, run_dir: Path):
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise ValueError("tensorboard=True needs tensorboardX: pip install tensorboardX") from None
-        self._writer = SummaryWriter(str(run_dir))
-        self.close: Callable[[], None] = self._writer.close
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Write the numbers of a step."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-
-class WeightsAndBiases:
-    """Run in a Weights & Biases project, named after the training run's folder. A resumed training run continues the
-    same Weights & Biases run, whose id is in the file `wandb_id`."""
-
-    def __init__(self, project: str, run_dir: Path):
-        try:
-            import wandb
-        except ImportError:
-            raise ValueError(f"wandb={project!r} needs the wandb package: pip install wandb") from None
-        run_dir = Path(run_dir)
-        settings = json.loads((run_dir / CONFIG).read_text())
-        kept = run_dir / "wandb_id"
-        if not kept.is_file():
-            write_whole(kept, uuid.uuid4().hex)
-        self._run = wandb.init(
-            project=project, name=run_dir.name, dir=str(run_dir), config=settings, id=kept.read_text(), resume="allow"
-        )
-        self.close: Callable[[], None] = self._run.finish
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Write the numbers of a step."""
-        self._run.log(values, step=step)
 
 
 PATIENCE = 100

@@ -19,7 +19,8 @@ EXIT_CODES = """exit codes:
   0    the run is finished
   1    the run failed: disk full, loss not finite, ...
   2    invalid request
-  75   stopped by SIGTERM, SIGUSR1 or SIGHUP on any process, and saved: the same command resumes the run
+  75   stopped by SIGTERM, SIGUSR1 or SIGHUP on any process, or by a failure of the only process between two steps,
+       and saved: the same command resumes the run
   76   a process stalled, died or failed to join: the same command resumes the run from the latest save
   130  stopped by Ctrl-C, and saved; a second Ctrl-C exits at once without saving"""
 
@@ -106,7 +107,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
         asked = {"--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
         asked |= flatten_dict(values.to_dict(), sep=".")
         supervisor.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
-    from ringformer.processes.stopping import Terminated
+    from ringformer.processes.stopping import Stopped
     from ringformer.runs.folder import nothing_left
     from ringformer.train.loop import train
     from ringformer.train.prepare import prepare
@@ -121,7 +122,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
                 print(f"{run.run_dir} is finished, at step {run.config.steps}: there is nothing left to train")
         else:
             train(run, supervisor)
-    except Terminated as end:
+    except Stopped as end:
         if not args.distributed or supervisor.first:
             print(f"ringformer train: {end}", file=sys.stderr)
         return end.code

@@ -25,7 +25,7 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
 
     Raises:
       FloatingPointError: the state is not finite and was not saved, or too many steps in a row were skipped.
-      Terminated: a signal ended the run, and the state was saved.
+      Stopped: a signal ended the run, or the host failed between two steps, and the state was saved.
       ValueError: another process trains in the run's folder, or the folder holds another run (`record.check_run`), or a
         file of a store is damaged (no state that was trained on it was saved).
     """
@@ -70,12 +70,13 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
         if config.copy_to:
             folder.begin_copies()
         if evaluation:
-            evaluation.run_if_due(state, start)
+            with saving.rescuing(state, start):
+                evaluation.run_if_due(state, start)
         stopping.enter(Phase.COMPILATION, start + 1)
         with _way_back(checkpoints):
             for step in range(start + 1, config.steps + 1):
                 folder.check()
-                with saving.reading(state, step - 1):
+                with saving.rescuing(state, step - 1), saving.reading(state, step - 1):
                     batch = next(batches)
                 largest_norm = [reports.largest_norm(step)] if config.optimizer.skip_spikes else []
                 rings = run.train_data.rings(step - 1)
@@ -89,11 +90,13 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
                     check_operations(run, step, (state.params, batch, *frozen), metrics)
                 stopping.enter(Phase.STEP if rings in compiled else Phase.FIRST_STEP, step)
                 compiled.add(rings)
-                reports.handed_over(step, metrics, began)
+                with saving.rescuing(state, step):
+                    reports.handed_over(step, metrics, began)
                 checkpoints.check()
                 saving.save_if_due(state, step)
                 if evaluation:
-                    evaluation.run_if_due(state, step)
+                    with saving.rescuing(state, step):
+                        evaluation.run_if_due(state, step)
                 if stopping.due():
                     saving.save(state, step)
                     reports.conclude(step)

@@ -80,8 +80,10 @@ class StepReports:
         """
         self.held = time.perf_counter() - began >= step_clock.HELD_SECONDS
         ended = step_clock.end_of(metrics)
-        self.flush()
-        self._pending = step, metrics, ended
+        try:
+            self.flush()
+        finally:
+            self._pending = step, metrics, ended
 
     def flush(self) -> None:
         """Wait for the step that has not been reported yet, and report it."""

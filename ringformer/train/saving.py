@@ -9,8 +9,9 @@ import jax
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.data.stores.checked_array import DamagedStore
 from ringformer.processes.agreement import from_process_0
-from ringformer.processes.stopping import Phase, Stopping
+from ringformer.processes.stopping import Phase, Stopped, Stopping
 from ringformer.runs.folder import RunFolder
+from ringformer.train.host_failure import host_failure
 from ringformer.train.prepare import Run
 from ringformer.train.reports import StepReports
 from ringformer.train.state import TrainState, check_state_finite
@@ -124,6 +125,38 @@ class Saving:
                 self.save(state, step)
             trained = f"No step up to {step} was trained on it, step {step + 1} would be the first"
             raise ValueError(f"{error}. {trained}: {self._way_on(self.saved)}") from error
+
+    @contextmanager
+    def rescuing(self, state: TrainState, step: int) -> Iterator[None]:
+        """Context for work of the host after `step`, which leaves its state sound. If it fails, a single process saves
+        the state, and raises Stopped; an error that refuses the run, or says that it diverged, is raised as it is.
+
+        With several processes the others are in the next step by then, and cannot save this one."""
+        try:
+            yield
+        except (FloatingPointError, Stopped):
+            raise
+        except Exception as error:
+            if jax.process_count() > 1 or step == 0:
+                raise
+            try:
+                self._report_what_can_be()
+                self.save(state, step)
+            except Exception as refused:
+                error.add_note(f"the state of step {step} could not be saved either: {refused}")
+                raise error from None
+            if isinstance(error, ValueError):
+                raise
+            raise host_failure(self._run.run_dir, step, error) from error
+
+    def _report_what_can_be(self) -> None:
+        """Report the step that has not been reported yet; without its row, if that cannot be written."""
+        try:
+            self._reports.flush()
+        except FloatingPointError:
+            raise
+        except Exception as error:
+            self._reports.say(f"warning: metrics.jsonl lacks a row: {error}")
 
     def _verify_stores(self) -> None:
         """Wait until everything that was read from the stores so far has been verified."""

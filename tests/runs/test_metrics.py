@@ -8,6 +8,7 @@ import types
 import pytest
 
 from ringformer.models.families.llama import LlamaConfig, preset
+from ringformer.runs import boards
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.runs.metrics import Reporter, read_metrics
 
@@ -64,6 +65,92 @@ def test_a_board_that_is_not_installed_is_named(config, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"pip install wandb$"):
         report(config)
+
+
+class FailingBoard:
+    """A board of Weights & Biases whose calls raise while `broken` names them."""
+
+    def __init__(self):
+        self.broken = set()
+        self.steps = []
+        self.asked = 0
+        self.opened = 0
+        self.ended = False
+
+    def init(self, **_):
+        self._may_raise("init")
+        self.opened += 1
+        return types.SimpleNamespace(log=self.log, finish=self.finish)
+
+    def log(self, values, step):
+        self.asked += 1
+        self._may_raise("log")
+        self.steps.append(step)
+
+    def finish(self):
+        self._may_raise("finish")
+        self.ended = True
+
+    def _may_raise(self, name):
+        if name in self.broken:
+            raise RuntimeError(f"{name} has no network\nand more lines")
+
+
+@pytest.fixture
+def failing(config, monkeypatch):
+    """The board, and a function that reports steps, while the clock goes on by the seconds of each."""
+    board = FailingBoard()
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=board.init))
+    clock = [1000.0]
+    monkeypatch.setattr(boards.time, "monotonic", lambda: clock[0])
+
+    def steps(reporter, numbers, seconds):
+        for step in numbers:
+            clock[0] += seconds
+            reporter.step(step, {"loss": 2.5, "tokens_per_second": 10.0})
+
+    return board, steps
+
+
+@pytest.mark.parametrize("call", ["init", "log"])
+def test_a_board_that_fails_is_told_once_and_gets_its_rows_later(config, tmp_path, failing, capfd, call):
+    board, steps = failing
+    board.broken = {call}
+    reporter = Reporter(config.run_dir, 0, dataclasses.replace(config, tensorboard=False, steps=20))
+    steps(reporter, range(1, 5), 20.0)
+    assert board.steps == []
+    board.broken = set()
+    steps(reporter, range(5, 10), 60.0)
+    reporter.close()
+    assert board.steps == list(range(1, 10)) and board.ended and board.opened == 1
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, 10))
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    assert warnings == [
+        f"warning: Weights & Biases fails (RuntimeError: {call} has no network): the run goes on, metrics.jsonl has "
+        "the rows, and Weights & Biases is tried again"
+    ]
+
+
+def test_a_board_that_fails_is_not_asked_at_every_step(config, failing):
+    """A request may wait for a minute: trials become rarer."""
+    board, steps = failing
+    board.broken = {"log"}
+    reporter = Reporter(config.run_dir, 0, dataclasses.replace(config, tensorboard=False, steps=1000))
+    steps(reporter, range(1, 1001), 1.0)
+    assert 5 <= board.asked <= 9  # pauses of 10, 20, 40 ... 600 s in 1,000 s
+    reporter.close()
+
+
+def test_a_board_that_never_works_ends_no_run(config, tmp_path, failing, capfd):
+    board, steps = failing
+    board.broken = {"log", "finish"}
+    reporter = Reporter(config.run_dir, 0, dataclasses.replace(config, tensorboard=False, steps=20))
+    steps(reporter, range(1, 5), 1.0)
+    reporter.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    error = capfd.readouterr().err
+    assert "warning: Weights & Biases lacks 4 rows, from step 1 on: metrics.jsonl has them" in error
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize("torn", ['{"step": 2, "lo', "\0\0", '{"step": 2', "2", "[]", '{"loss": 1}', '{"step": 1e999}'])
