@@ -5,13 +5,17 @@
 """
 
 import re
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 PREFIX = "hf://"
 MODEL_FILES = "*.json", "*.safetensors", "tokenizer*", "*.jinja", "README.md", "LICENSE*", "NOTICE", "USE_POLICY.md"
 TOKENIZER_FILES = "tokenizer*", "special_tokens_map.json", "config.json", "*.jinja"
+SECONDS = 30.0
+"""Longest silence of a server."""
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -52,7 +56,7 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
       files: patterns of the files to download; None: all.
 
     Raises ValueError, in one line that says what to do, if the hub has no such repository or revision, a token is
-    missing, or the hub cannot be reached and the cache lacks it.
+    missing, or the hub does not answer as it should and the cache lacks it; a line on stderr says if the cache has it.
     """
     repo, _, revision = name.removeprefix(PREFIX).partition("@")
     if not _ID.fullmatch(repo):
@@ -65,11 +69,16 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
     except ImportError:
         raise ValueError(f"{name} is read by huggingface_hub: pip install huggingface_hub") from None
     absent = "" if name.startswith(PREFIX) else "there is no such folder, and "
+    _limit_waiting(huggingface_hub.get_session())
+    download = partial(
+        huggingface_hub.snapshot_download,
+        repo,
+        revision=revision or None,
+        repo_type=kind,
+        allow_patterns=None if files is None else list(files),
+    )
     try:
-        patterns = None if files is None else list(files)
-        folder = huggingface_hub.snapshot_download(
-            repo, revision=revision or None, repo_type=kind, allow_patterns=patterns
-        )
+        folder = download()
     except errors.GatedRepoError:
         page = f"{constants.ENDPOINT}/{repo}"
         raise ValueError(f"{name} is gated: accept its terms at {page}, and set HF_TOKEN to a token of yours") from None
@@ -79,11 +88,49 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
         raise ValueError(
             f"{name}: {absent}the hub has no such {kind}; for a private one, set HF_TOKEN to a token of yours"
         ) from None
-    except errors.LocalEntryNotFoundError:
-        why = f"{constants.ENDPOINT} cannot be reached"
-        if constants.HF_HUB_OFFLINE:
-            why = "HF_HUB_OFFLINE is set"
-        raise ValueError(f"{name}: {absent}it is not in the cache of the hub, and {why}") from None
-    except (OSError, errors.HfHubHTTPError) as error:
-        raise ValueError(f"{name} cannot be downloaded: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # whatever a server may answer
+        why = "HF_HUB_OFFLINE is set"
+        if not constants.HF_HUB_OFFLINE:
+            why = f"{constants.ENDPOINT} {_failure(error)}"
+        try:
+            folder = download(local_files_only=True)
+        except Exception:
+            raise ValueError(f"{name}: {absent}it is not in the cache of the hub, and {why}") from None
+        print(f"warning: {name} is taken from the cache: {why}", file=sys.stderr)
     return Snapshot(Path(folder), f"{PREFIX}{repo}@{Path(folder).name}")
+
+
+def _limit_waiting(session: Any) -> None:
+    """Have requests of the hub's client that would wait for ever fail after `SECONDS` of silence."""
+    hooks = session.event_hooks
+    if _with_limit not in hooks["request"]:
+        session.event_hooks = hooks | {"request": [*hooks["request"], _with_limit]}
+
+
+def _with_limit(request: Any) -> None:
+    limits = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {name: seconds or SECONDS for name, seconds in limits.items()}
+
+
+ADVICE = {
+    401: ": HF_TOKEN is not valid there",
+    403: ": set HF_TOKEN to a token that may read it",
+    404: ": HF_ENDPOINT names another server than a hub",
+    429: ": wait a while, or set HF_TOKEN",
+}
+"""What to do about a status."""
+
+
+def _failure(error: Exception) -> str:
+    """Say what a server did instead of answering."""
+    cause = error.__cause__ if type(error).__name__ == "LocalEntryNotFoundError" and error.__cause__ else error
+    kinds = {kind.__name__ for kind in type(cause).__mro__}
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status is not None:
+        return f"answers with status {status}{ADVICE.get(status, ': try again later')}"
+    if "ConnectError" in kinds:
+        return "cannot be reached"
+    if "TimeoutException" in kinds:
+        return f"does not answer within {SECONDS:.0f} seconds"
+    first_line = (str(cause).splitlines() or [""])[0]
+    return f"does not answer as a hub does ({type(cause).__name__}: {first_line[:100]})"

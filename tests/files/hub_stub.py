@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -71,3 +72,58 @@ def served(root: Path):
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+BROKEN = {
+    "silent": b"",
+    "closed": b"",
+    "cut": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc",
+    "huge headers": b"HTTP/1.1 200 OK\r\n" + 20 * (b"X-A: " + 60_000 * b"a" + b"\r\n") + b"\r\n",
+    "not JSON": b'HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n{"id":',
+    "a login page": b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\nContent-Type: text/html\r\n\r\n<html></html>",
+    "another object": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Type: application/json\r\n\r\n[1]",
+}
+"""What a server answers that is no hub, and closes the connection; one says nothing, and keeps it."""
+
+
+@contextmanager
+def broken(kind: str):
+    """Serve one of `BROKEN`, a status, or a redirection to itself; yields the endpoint."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self):
+            while not self.server.ended.is_set():
+                request = self.request.recv(65536)
+                if not request:
+                    return
+                if kind == "silent":
+                    self.server.ended.wait(60)
+                elif kind == "a loop":
+                    path = request.split(b" ")[1]
+                    answer = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + path + b"\r\n\r\n"
+                    self.request.sendall(answer)
+                    continue
+                else:
+                    status = f"HTTP/1.1 {kind} X\r\nContent-Length: 0\r\n\r\n".encode()
+                    self.request.sendall(BROKEN.get(kind, status))
+                return
+
+    with _BrokenServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.ended.set()
+            server.shutdown()
+
+
+class _BrokenServer(ThreadingTCPServer):
+    daemon_threads = True
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.ended = threading.Event()
+
+    def handle_error(self, *_):
+        if not isinstance(sys.exception(), ConnectionError):
+            raise

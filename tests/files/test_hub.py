@@ -9,9 +9,10 @@ from huggingface_hub import constants
 
 from ringformer.cli import main
 from ringformer.data import load_tokenizer
+from ringformer.files import hub as hub_module
 from ringformer.files.hub import on_hub
 from tests.convert.families import save_tiny
-from tests.files.hub_stub import COMMIT, served
+from tests.files.hub_stub import COMMIT, broken, served
 
 CLOSED = "http://127.0.0.1:9"
 
@@ -78,6 +79,53 @@ def test_what_is_not_there_is_one_line(cached, tmp_path, monkeypatch, capsys, na
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+FAILURES = {
+    "silent": "does not answer within 1 seconds",
+    "closed": "does not answer as a hub does (RemoteProtocolError: ",
+    "cut": "does not answer as a hub does (RemoteProtocolError: ",
+    "huge headers": "does not answer as a hub does (RemoteProtocolError: ",
+    "not JSON": "does not answer as a hub does (JSONDecodeError: ",
+    "a login page": "does not answer as a hub does (JSONDecodeError: ",
+    "another object": "does not answer as a hub does (TypeError: ",
+    "a loop": "does not answer as a hub does (TooManyRedirects: ",
+    "401": "answers with status 401: HF_TOKEN is not valid there",
+    "403": "answers with status 403: set HF_TOKEN to a token that may read it",
+    "404": "answers with status 404: HF_ENDPOINT names another server than a hub",
+    "429": "answers with status 429: wait a while, or set HF_TOKEN",
+    "500": "answers with status 500: try again later",
+    "503": "answers with status 503: try again later",
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_server_that_is_no_hub_is_one_line(cached, tmp_path, monkeypatch, capsys, kind):
+    """Whatever it answers, also nothing. A model that the cache has is read from there, and a line says so."""
+    monkeypatch.setattr(hub_module, "SECONDS", 1.0)
+    with broken(kind) as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        began = time.monotonic()
+        assert main(["convert", "from-hf", "hf://local/qwen3", str(tmp_path / "out")]) == 2
+        assert time.monotonic() - began < 6
+    error = capsys.readouterr().err
+    failed = f"hf://local/qwen3: it is not in the cache of the hub, and {endpoint} {FAILURES[kind]}"
+    assert failed in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["silent", "cut", "500"])
+def test_the_cache_takes_the_place_of_a_hub_that_fails(cached, hub, monkeypatch, capsys, kind):
+    monkeypatch.setattr(hub_module, "SECONDS", 1.0)
+    first = hub_module.snapshot("hf://local/qwen3")
+    with broken(kind) as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        assert hub_module.snapshot(f"hf://local/qwen3@{COMMIT}").folder == first.folder
+        capsys.readouterr()
+        assert hub_module.snapshot("hf://local/qwen3") == first
+    if kind == "cut":
+        warning = f"warning: hf://local/qwen3 is taken from the cache: {endpoint} {FAILURES[kind]}"
+        assert warning in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spec", ["models/tokenizer.model", "models/tokenizer.json"])
