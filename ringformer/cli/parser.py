@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ringformer.files.output_place import check_output
+
 LIKE_OPTION = re.compile("--?[A-Za-z]")
 """Beginning of a word that is an option; a negative number is a value."""
 
@@ -122,7 +124,7 @@ def output_file(text: str) -> Path:
     """
     if not text:
         raise ValueError("--out= names no file; name one, or omit --out")
-    path = Path(text)
+    path = check_output(text, "--out")
     flag = f"--out={text}"
     if path.is_dir():
         raise ValueError(f"{flag} is a folder; name a file in it, e.g. {path / 'out.json'}")

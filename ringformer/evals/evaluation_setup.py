@@ -13,6 +13,7 @@ from ringformer.checkpoints.rope_change import RopeChange, rope_change
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.evals.case_file import CaseFile, CheckRow
 from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
+from ringformer.files.output_place import check_output
 from ringformer.files.run_layout import EVALS
 from ringformer.inference.options import load_generator
 from ringformer.inference.text.run_text import RunText
@@ -133,6 +134,8 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
     for name in ("batch_size", "num_cases", "questions", "documents"):
         if (value := getattr(args, name, None)) is not None and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
+    if args.out is not None:
+        check_output(args.out, "--out")
     check_matplotlib()
     simulate_cpu_devices(args.cpu_devices)
     register_models(args.config)
@@ -186,7 +189,10 @@ def out_folder(args: argparse.Namespace, name: str, writes: Sequence[str]) -> It
 
     Raises ValueError if another process writes to the folder, or if one of the files is there and no evaluation ever
     wrote to the folder."""
-    folder = Path(args.out) if args.out else Path(args.run) / EVALS / name
+    if args.out is not None:
+        folder = check_output(args.out, "--out")
+    else:
+        folder = Path(args.run) / EVALS / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

@@ -5,7 +5,6 @@ loopback.
 """
 
 import os
-import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,6 @@ SECONDS = 600.0
 def is_url(place: str) -> bool:
     """Return True if a place is a URL, not a path on this machine."""
     return "://" in place
-
-
-def check_folder_name(folder: Path) -> None:
-    """Raise ValueError for the path of a folder that was written as a URL."""
-    if re.match(r"[a-z0-9]+:/", str(folder)):
-        raise ValueError(f"{folder} is no folder: mount the bucket, or write to a disk and copy it")
 
 
 def check_url(url: str) -> None:

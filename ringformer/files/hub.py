@@ -118,7 +118,7 @@ ADVICE = {
     404: ": HF_ENDPOINT names another server than a hub",
     429: ": wait a while, or set HF_TOKEN",
 }
-"""What to do about a status."""
+"""Advice for a status."""
 
 
 def _failure(error: Exception) -> str:

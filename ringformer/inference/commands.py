@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringformer.cli.dataclass_flags import add_flags, from_flags
 from ringformer.cli.parser import Switch, output_file
+from ringformer.files.output_place import check_output
 from ringformer.inference.options import (
     add_model_options,
     add_template_option,
@@ -127,7 +128,7 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--out={args.out} is the file of the prompts: choose another --out")
     if of_file and (args.distributed or args.system is not None or args.session or args.save_session):
         raise ValueError("--prompts takes none of --distributed, --system, --session and --save_session")
-    if args.save_session and Path(args.save_session).exists():
+    if args.save_session is not None and check_output(args.save_session, "--save_session").exists():
         raise ValueError(f"--save_session={args.save_session} exists: choose another folder, or delete it")
     if args.batch_size is not None and args.batch_size < 1:
         raise ValueError(f"--batch_size={args.batch_size} must be at least 1")

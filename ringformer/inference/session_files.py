@@ -32,9 +32,9 @@ from ringformer.checkpoints.array_folder import (
 )
 from ringformer.checkpoints.sharded_arrays import Restored, Saved, checkpoint_handler
 from ringformer.checkpoints.verify import restore_compared, shared_faults
-from ringformer.files.bucket import check_folder_name
 from ringformer.files.hashes import hash_object
 from ringformer.files.manifest import DamagedFiles, read_manifest
+from ringformer.files.output_place import check_output
 from ringformer.inference.cache.arrays import Cache, Entries
 from ringformer.inference.cache.slots import Slots
 from ringformer.inference.program_sizes import ProgramSizes
@@ -81,7 +81,7 @@ def save_state(folder: Path, state: State, slots: Slots, settings: Mapping[str, 
 
     Raises ValueError if there is something at `folder`, and OSError if the disk refuses it.
     """
-    check_folder_name(folder)
+    check_output(folder)
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another folder for the session, or delete it")
     leaves = {

@@ -15,6 +15,7 @@ from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, loa
 from ringformer.data.loader import Parts
 from ringformer.data.packing.options import PackingOptions
 from ringformer.data.stores.beginning import texts_begin
+from ringformer.files.output_place import check_output
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.hardware import Chip, chip_of
 from ringformer.models.decoder_config import DecoderConfig
@@ -265,7 +266,7 @@ def folder_of(run_dir: str) -> Path:
     """
     if not run_dir and jax.process_count() > 1:
         raise ValueError("several processes need a common folder: set it, e.g. --config.run_dir=/shared/runs/mine")
-    path = Path(run_dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}")
+    path = check_output(run_dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}", "run_dir")
     strange = sorted(set(str(path.absolute())) & set("[]*?"))
     if strange:
         raise ValueError(

@@ -362,7 +362,7 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
             "retrieval_lines.png cannot be read as rows of LongEval",
         ),
         (["lines", "--num_lines=3", "--out=README.md"], "--out=README.md: the path, or part of it, is a file"),
-        (["lines", "--num_lines=3", "--out=README.md/x/y"], "the path, or part of it, is a file"),
+        (["lines", "--num_lines=3", "--out=README.md/x/y"], "README.md is not a folder; choose another place"),
         (["lines", "--num_lines=3", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
         (["lines", "--num_lines=3", "--questions=4"], "--questions=4: a document has only 3 lines to ask for"),
         (["lines", "--num_lines=3", "--questions=0"], "--questions=0 must be at least 1"),

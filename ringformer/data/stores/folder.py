@@ -26,8 +26,8 @@ from ringformer.data.stores.checked_array import REBUILD
 from ringformer.data.stores.integrity import check_files, read_meta
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.files.atomic import sync
-from ringformer.files.bucket import check_folder_name
 from ringformer.files.manifest import MANIFEST, DamagedFiles, read_manifest, write_manifest
+from ringformer.files.output_place import check_output
 from ringformer.files.process_identity import began, machine
 
 BUILDER = "builder.json"
@@ -42,7 +42,7 @@ def new_folder(directory: Path) -> Iterator[Path]:
 
     Raises OSError if `directory` is not empty by then.
     """
-    check_folder_name(directory)
+    check_output(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(directory)
     folder = directory.parent / f"{directory.name}.building-{uuid.uuid4().hex[:8]}"
