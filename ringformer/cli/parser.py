@@ -131,6 +131,8 @@ def output_file(text: str) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"{flag}: there is no folder {path.parent}; create it, or choose another")
     existed = os.path.lexists(path)
+    if path.exists() and not path.is_file():
+        return path  # a pipe or a device: opening it may wait, and closing it ends what reads it
     try:
         path.open("ab").close()
     except OSError as error:

@@ -53,6 +53,8 @@ def resumed_lines(path: Path, command: str, settings: Mapping[str, Any]) -> Iter
     command did not write, or that was written with other settings.
     """
     existed = path.exists()
+    if existed and not path.is_file():
+        raise ValueError(f"{path} is no regular file, whose lines could be read again: choose another --out")
     try:
         file = path.open("r+b" if existed else "x+b")
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 
 import pytest
 
@@ -157,6 +158,15 @@ def test_a_file_of_somebody_else_is_kept(run, tmp_path, capsys, content):
     assert f"{out} was not written by ringformer generate, {record}: choose another --out" in capsys.readouterr().err
     assert out.read_text() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_pipe_is_refused(run, tmp_path, capsys):
+    """Nothing could be read from it to go on; opening one may wait for ever."""
+    file = write(tmp_path / "in.jsonl", {"prompt": "a"})
+    os.mkfifo(tmp_path / "pipe")
+    for out in (tmp_path / "pipe", "/dev/null"):
+        assert generate(run, file, out) == 2
+        assert f"{out} is no regular file" in capsys.readouterr().err
 
 
 def test_answers_of_other_prompts_are_kept(run, tmp_path, capsys):
