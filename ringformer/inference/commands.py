@@ -193,6 +193,7 @@ def _answer(
 
 def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling) -> int:
     """Answer the rows of a file; return the exit code, 1 if some could not be answered."""
+    from ringformer.checkpoints.saved_model import weights_hash
     from ringformer.files.resumed_lines import resumed_lines
     from ringformer.inference.generator import LONGEST
     from ringformer.inference.text.prompt_rows import PromptRows, read_prompts
@@ -214,6 +215,8 @@ def _answer_rows(args: argparse.Namespace, text: "RunText", sampling: Sampling) 
         needed = max(rows.longest, 1) + args.max_new_tokens
         text.beginning.say_earlier(chat=args.chat)
         model = TextGenerator(load_generator(args.run_dir, args, needed, text.rope), text)
+        if weights_hash(args.run_dir) != settings["checkpoint"]:
+            raise ValueError(f"{args.run_dir} wrote a checkpoint while it was being read: start again")
         rows.answer(model, args.batch_size or 1, args.max_new_tokens, sampling, args.stop)
     return 1 if rows.failed else 0
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from ringformer.checkpoints import saved_model
 from ringformer.cli import main
 from ringformer.cli.parser import Parser
 from ringformer.files.resumed_lines import ResumedLines
@@ -235,6 +236,16 @@ def test_answers_of_another_model_are_kept(answered, tmp_path, capsys):
     assert generate(model_folder(tmp_path / "other", seed=1), file, out) == 2
     assert "checkpoint is '" in capsys.readouterr().err
     assert out.read_bytes() == before
+
+
+def test_a_checkpoint_that_is_written_meanwhile_answers_nothing(run, tmp_path, monkeypatch, capsys):
+    """The weights that were read may be others than those that the record names."""
+    file = write(tmp_path / "in.jsonl", {"prompt": "a"})
+    hashes = iter(["before", "after"])
+    monkeypatch.setattr(saved_model, "weights_hash", lambda _: next(hashes))
+    assert generate(run, file, tmp_path / "out.jsonl") == 2
+    assert f"{run} wrote a checkpoint while it was being read: start again" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").read_bytes()
 
 
 @pytest.mark.slow
