@@ -19,7 +19,7 @@ from benchmarks.gpu_shares import kernel_seconds, kind_of, summary
         (["--missing", "--out=none.json"], "--missing adds to measurements: give their file with --out"),
         (["--out=."], "--out=. is a folder"),
         (["--out=none/gpu.json"], "there is no folder none"),
-        (["--out=/proc/gpu.json"], "--out=/proc/gpu.json cannot be written"),
+        (["--out=/proc/gpu.json"], "--out=/proc/gpu.json: /proc keeps no files"),
     ],
 )
 def test_what_is_refused_before_it_measures(arguments, message, tmp_path, monkeypatch, capsys):

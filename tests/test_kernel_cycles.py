@@ -94,7 +94,7 @@ def test_rings_are_counted_where_they_can_be(clone, counted, monkeypatch):
         (["--out="], "--out= names no file"),
         (["--out=docs"], "--out=docs is a folder"),
         (["--out=none/x.json"], "there is no folder none"),
-        (["--out=/proc/x.json"], "--out=/proc/x.json cannot be written"),
+        (["--out=/proc/x.json"], "--out=/proc/x.json: /proc keeps no files"),
         (["--docs=none.md"], "there is no such page"),
         (["--out=other.json", "--docs=docs/performance.md"], "a page is written from results/kernel_cycles.json alone"),
     ],

@@ -43,7 +43,7 @@ def test_an_unknown_target_is_answered_with_the_list(target, capsys):
         ("{}/none/v5e.json", "there is no folder"),
         ("{}", "is a folder; name a file in it"),
         ("", "--out= names no file"),
-        ("/proc/v5e.json", "cannot be written"),
+        ("/proc/v5e.json", "/proc keeps no files"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_said_before_hours_of_work(out, message, tmp_path, monkeypatch, capsys):
