@@ -49,7 +49,7 @@ from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.models.registry import FAMILIES, preset_config
-from ringformer.ops.kernels import flash_backward, flash_forward, kernel_tools, pair_call
+from ringformer.ops.kernels import flash_backward, flash_forward, kernel_tools, pair_call, pair_table
 
 LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64))
 """Tokens of a rank."""
@@ -144,7 +144,7 @@ def _has_room_for_bias(generation: str, heads: int, head_dim: int, chunks: tuple
 def kernel_code() -> str:
     """A hash of the kernels' code without comments and docstrings."""
     parts = []
-    for module in (flash_forward, flash_backward, kernel_tools, pair_call):
+    for module in (flash_forward, flash_backward, kernel_tools, pair_call, pair_table):
         tree = ast.parse(Path(module.__file__).read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
@@ -202,7 +202,7 @@ def try_cells(wanted: list[Cell]) -> Iterator[tuple[Cell, dict]]:
 
 
 def read(path: Path) -> dict[Cell, dict]:
-    """What is known of the cells whose program is that of today."""
+    """Return the rows of the cells whose program is that of today."""
     content = json.loads(path.read_text()) if path.exists() else {"kernel_code": "", "cells": []}
     known = {Cell(*(row[name] for name in Cell._fields)): row for row in content["cells"]}
     if content["kernel_code"] == kernel_code():
@@ -234,6 +234,8 @@ def main() -> None:
             print(json.dumps(try_cell(Cell(*cell))), flush=True)
         return
     known = read(args.out)
+    if known:
+        write(args.out, known)  # under the hash of today's code
     for generation in TARGETS if args.target is None else [args.target]:
         by, all_cells = compiled_by(find_target(TARGETS[generation])), list(cells(generation))
         done = [c for c in all_cells if c in known and known[c]["compiled"] and known[c]["compiled_by"] == by]

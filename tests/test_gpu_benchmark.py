@@ -14,7 +14,7 @@ from benchmarks.gpu_shares import kernel_seconds, kind_of, summary
     [
         (["--target=nonsense"], "unknown target 'nonsense'; known: "),
         (["--target="], "unknown target ''; known: "),
-        (["--out="], "--out= names no file"),
+        (["--out="], "--out= names no place"),
         (["--missing"], "--missing adds to measurements: give their file with --out"),
         (["--missing", "--out=none.json"], "--missing adds to measurements: give their file with --out"),
         (["--out=."], "--out=. is a folder"),

@@ -91,7 +91,7 @@ def test_rings_are_counted_where_they_can_be(clone, counted, monkeypatch):
         (["--ring", "--target=v6e-64"], "--target=v6e-64: rings are counted on v5e and v5p"),
         (["--ring", "--kernel=splash"], "--kernel=splash: of a ring pallas and xla are counted"),
         (["--target=v7"], "unknown target 'v7'"),
-        (["--out="], "--out= names no file"),
+        (["--out="], "--out= names no place"),
         (["--out=docs"], "--out=docs is a folder"),
         (["--out=none/x.json"], "there is no folder none"),
         (["--out=/proc/x.json"], "--out=/proc/x.json: /proc keeps no files"),

@@ -6,7 +6,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kernel_matrix
-from benchmarks.kernel_matrix import IN_WINDOW, Cell, cells, kernel_code, read, try_cell, try_cells
+from benchmarks.kernel_matrix import (
+    IN_WINDOW,
+    PLACE,
+    Cell,
+    cells,
+    kernel_code,
+    program,
+    read,
+    trace_cell,
+    try_cell,
+    try_cells,
+    write,
+)
 from ringformer.estimate.kernels.pair_kernels import TARGETS
 from ringformer.estimate.workloads.targets import only_compilers
 from tests.hlo import on_tpu
@@ -21,6 +33,32 @@ def test_every_kernel_that_auto_chooses_compiled():
     wanted, known = {cell for generation in TARGETS for cell in cells(generation)}, read(COMMITTED)
     assert wanted == known.keys(), AGAIN
     assert [str(cell) for cell, row in known.items() if not row["compiled"]] == []
+
+
+def test_a_cell_is_kept_if_its_program_is_the_same(tmp_path, monkeypatch):
+    """Whatever changed in the code; nothing is traced while the code is the same."""
+    path = tmp_path / "matrix.json"
+    kept, changed = [cell for cell in cells("v5e") if cell.kind == "backward"][:2]
+    programs = {kept: "a", changed: "b"}
+    traced = []
+    monkeypatch.setattr(kernel_matrix, "program", lambda cell: traced.append(cell) or programs[cell])
+    write(path, {cell: cell._asdict() | {"program": programs[cell], "compiled": True} for cell in programs})
+    assert read(path).keys() == {kept, changed} and not traced
+    monkeypatch.setattr(kernel_matrix, "kernel_code", lambda: "another")
+    programs[changed] = "c"
+    assert read(path).keys() == {kept} and traced == [kept, changed]
+
+
+@on_tpu
+def test_programs_differ_where_kernels_do():
+    """In masks, chunks and direction; not in the place of a line."""
+    only_compilers()
+    cell = SAMPLE[3]
+    assert program(cell) == program(cell)
+    changes = [{"masks": "ids"}, {"adds": True}, {"k_chunk": 256}, {"kind": "forward"}]
+    programs = {program(cell._replace(**change)) for change in [{}, *changes]}
+    assert len(programs) == 1 + len(changes)
+    assert ".py:" not in PLACE.sub("", str(trace_cell(cell).jaxpr))
 
 
 def test_the_cells_are_of_every_shape_mask_and_direction():

@@ -48,7 +48,7 @@ class Group:
 
     parts: tuple[Part, ...]
     at_once: int
-    """How many of them run at the same time."""
+    """Number of parts that run at the same time."""
 
 
 def flags(values: Flags, prefix: str = "") -> list[str]:
@@ -203,7 +203,10 @@ class Study:
 
     def pending(self) -> list[str]:
         """Return the names of the parts that have not ended."""
-        return [part.name for group in self.groups() for part in group.parts if not self._ended(part)]
+        names = []
+        for group in self.groups():
+            names += [part.name for part in group.parts if not self._ended(part)]
+        return names
 
     def write_inputs(self) -> None:
         """Write what parts read and no part writes: the questions of the chats and of the short task."""
@@ -216,8 +219,9 @@ class Study:
         """Run the parts of a group that have not ended. Raises CalledProcessError after one that fails."""
         waiting = [part for part in group.parts if not self._ended(part)]
         with ThreadPoolExecutor(group.at_once) as threads:
-            for done in [threads.submit(self._run, part, group.at_once) for part in waiting]:
-                done.result()
+            running = [threads.submit(self._run, part, group.at_once) for part in waiting]
+            for part in running:
+                part.result()
 
     def _ended(self, part: Part) -> bool:
         """Return whether a part ended. Raises ValueError if it ended with another command."""

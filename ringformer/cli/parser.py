@@ -122,8 +122,6 @@ def output_file(text: str) -> Path:
 
     Raises ValueError if it could not be written.
     """
-    if not text:
-        raise ValueError("--out= names no file; name one, or omit --out")
     path = check_output(text, "--out")
     flag = f"--out={text}"
     if path.is_dir():

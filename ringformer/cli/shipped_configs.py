@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ringformer.cli.parser import Switch
+from ringformer.files.output_place import check_output
 
 LAUNCH_SCRIPTS = ("gpu_node.sh", "slurm.sh")
 """Scripts that run wherever ringformer is installed; both source the files SOURCED from their folder."""
@@ -81,6 +82,7 @@ def copy(name: str, destination: Path | None = None) -> list[Path]:
             if not (there.exists() and filecmp.cmp(part, there, shallow=False)):  # another script may have brought it
                 wanted.append((part, there))
     for _, there in wanted:
+        check_output(there, "destination")
         if there.exists():
             raise ValueError(f"{there} already exists: choose another destination, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)

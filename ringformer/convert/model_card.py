@@ -18,7 +18,7 @@ from ringformer.cli.visible_text import visible
 from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
 from ringformer.files.hub import repository_of
-from ringformer.files.run_layout import BASE_CARD, CHANGES, CHECKPOINTS, CONFIG, EVALS, METRICS, REPORT
+from ringformer.files.run_layout import BASE_CARD, CASES, CHANGES, CHECKPOINTS, CONFIG, EVALS, METRICS, REPORT
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.runs.identity import Identity, contents, origin, store_hash
 from ringformer.runs.metrics import read_metrics
@@ -206,7 +206,7 @@ def _evaluations(run_dir: Path) -> Iterator[str]:
             yield from ("", "## Evaluations", "", *_table(rows))
     checkpoint = f'"checkpoint": "{digest}"'
     for folder in sorted((run_dir / EVALS).glob("*")):
-        texts = [path.read_text() for path in contained_files(folder, ("cases.jsonl", "table.txt"))]
+        texts = [path.read_text() for path in contained_files(folder, (CASES, "table.txt"))]
         if len(texts) < 2:
             continue
         cases, table = texts

@@ -16,7 +16,7 @@ def output_folder(out: Path, carried: Iterable[Path]) -> Iterator[Path]:
 
     Raises ValueError if `out` is a file or a folder that is not empty.
     """
-    check_output(out)
+    check_output(out, "OUT")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     building = out.parent / f"{out.name}.building-{uuid.uuid4().hex[:8]}"

@@ -120,7 +120,9 @@ def _tokenizer(args: argparse.Namespace) -> None:
     from ringformer.data.sources.documents import read_documents
     from ringformer.data.sources.malformed import Malformed
     from ringformer.data.tokenizers.sentencepiece import train_sentencepiece
+    from ringformer.files.output_place import check_output
 
+    check_output(args.out, "--out")
     documents = read_documents(
         args.source,
         field=args.field,

@@ -1,7 +1,6 @@
 """Setup of an evaluation: the model before its weights are loaded, its contexts, and the folder of the outputs."""
 
 import argparse
-import fcntl
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,8 @@ from ringformer.checkpoints.saved_model import model_of
 from ringformer.evals.case_file import CaseFile, CheckRow
 from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
 from ringformer.files.output_place import check_output
-from ringformer.files.run_layout import EVALS
+from ringformer.files.resumed_lines import lock
+from ringformer.files.run_layout import CASES, EVALS
 from ringformer.inference.options import load_generator
 from ringformer.inference.text.run_text import RunText
 from ringformer.inference.text.text_generator import TextGenerator
@@ -23,6 +23,7 @@ from ringformer.plotting import check_matplotlib
 from ringformer.runs.config_file import register_models
 
 TABLE = "table.txt"
+LOCK = "lock"
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
@@ -114,7 +115,7 @@ class Opened(NamedTuple):
         """
         settings = self.settings | {"tokenizer": self.text.tokenizer.name} | settings
         with out_folder(self.args, name, (TABLE, f"{name}.png")) as folder:
-            yield CaseFile(folder / "cases.jsonl", name, settings, check)
+            yield CaseFile(folder / CASES, name, settings, check)
 
 
 def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., None], *data: Any) -> None:
@@ -125,7 +126,7 @@ def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., No
     (folder / TABLE).write_text(text, encoding="utf-8")
     print(text, end="")
     draw(*data, title, path=folder / figure)
-    say(f"{folder}: cases.jsonl, {TABLE}, {figure}")
+    say(f"{folder}: {CASES}, {TABLE}, {figure}")
 
 
 @contextmanager
@@ -189,24 +190,17 @@ def out_folder(args: argparse.Namespace, name: str, writes: Sequence[str]) -> It
 
     Raises ValueError if another process writes to the folder, or if one of the files is there and no evaluation ever
     wrote to the folder."""
-    if args.out is not None:
-        folder = check_output(args.out, "--out")
-    else:
-        folder = Path(args.run) / EVALS / name
+    folder = Path(args.out) if args.out is not None else Path(args.run) / EVALS / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ValueError(f"--out={folder}: the path, or part of it, is a file: choose another") from None
-    lock = folder / "lock"
-    if not lock.exists():
-        for file in writes:
-            if (folder / file).exists():
-                raise ValueError(f"{folder} has a {file} that no evaluation wrote: choose another --out")
-    with lock.open("a") as opened_lock:
-        try:
-            fcntl.lockf(opened_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # which one depends on the system
-            raise ValueError(f"another evaluation writes to {folder}: wait for it, or choose another --out") from None
+    if not any((folder / name).exists() for name in (LOCK, CASES)):
+        for name in writes:
+            if (folder / name).exists():
+                raise ValueError(f"{folder} has a {name} that no evaluation wrote: choose another --out")
+    with (folder / LOCK).open("a") as file:
+        lock(file, folder)
         yield folder
 
 

@@ -21,6 +21,7 @@ from ringformer.data.tokenizers.base import Segment
 from ringformer.evals.evaluation_setup import opened, out_folder, say
 from ringformer.evals.harness_tasks import read_tasks
 from ringformer.files.atomic import write_whole
+from ringformer.files.run_layout import RESULTS
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session
 from ringformer.inference.session_arrays import Scores
@@ -29,7 +30,6 @@ from ringformer.inference.text.text_generator import TextGenerator
 MAX_NEW = 256
 """New tokens of a request that sets no number, as of the harness's `hf` models."""
 
-RESULTS = "results.json"
 REPORTED = ("results", "versions", "n-shot", "configs", "n-samples")
 """Parts of the harness's results that are written."""
 Request = tuple[Any, list[int], list[int]]
@@ -184,17 +184,20 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each context up to a stop string or an end token."""
         answers: dict[int, str] = {}
+        first_row = 0
         settings = [json.dumps(request.args[1], sort_keys=True) for request in requests]
         order = sorted(range(len(requests)), key=lambda i: (settings[i], -len(requests[i].args[0])))
         for _, group in itertools.groupby(order, key=lambda i: settings[i]):
             for batch in _batches(list(group), self._batch_size):
-                answers |= self._generate(batch, requests)
+                answers |= self._generate(batch, requests, first_row)
+                first_row += len(batch)
         for i, request in enumerate(requests):
             self.cache_hook.add_partial("generate_until", request.args, answers[i])
         return _at(answers, range(len(requests)))
 
-    def _generate(self, batch: Sequence[int], requests: list[Instance]) -> dict[int, str]:
-        """Continue the contexts of a batch of requests, which have the same settings."""
+    def _generate(self, batch: Sequence[int], requests: list[Instance], first_row: int) -> dict[int, str]:
+        """Continue the contexts of a batch of requests, which have the same settings. The draws are those of the rows
+        from `first_row` on."""
         settings = normalize_gen_kwargs(requests[batch[0]].args[1], MAX_NEW)
         names = {i: name for name, i in self._tokenizer.controls.items()}
         stops = handle_stop_sequences(settings.pop("until"), eos=names.get(self.eot_token_id))
@@ -212,7 +215,10 @@ class HarnessModel(TemplateLM):
         rows: list[list[int]] = [[] for _ in batch]
         for idle in range(len(batch), len(session.lengths)):
             session.end(idle)
-        for step in session.decode(max_new_tokens=most, sampling=sampling, end_tokens=self._text.text.end_tokens):
+        steps = session.decode(
+            max_new_tokens=most, sampling=sampling, end_tokens=self._text.text.end_tokens, first_row=first_row
+        )
+        for step in steps:
             for number, (row, token) in enumerate(zip(rows, step, strict=False)):
                 if token is not None:
                     row.append(token)

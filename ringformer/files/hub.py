@@ -56,7 +56,8 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
       files: patterns of the files to download; None: all.
 
     Raises ValueError, in one line that says what to do, if the hub has no such repository or revision, a token is
-    missing, or the hub does not answer as it should and the cache lacks it; a line on stderr says if the cache has it.
+    missing, or the hub does not answer as it should: if it lists no files, the cache is used where it has the revision,
+    and a line on stderr says so.
     """
     repo, _, revision = name.removeprefix(PREFIX).partition("@")
     if not _ID.fullmatch(repo):
@@ -77,7 +78,10 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
         repo_type=kind,
         allow_patterns=None if files is None else list(files),
     )
+    is_listed = False
     try:
+        huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(repo, revision=revision or None, repo_type=kind)
+        is_listed = True
         folder = download()
     except errors.GatedRepoError:
         page = f"{constants.ENDPOINT}/{repo}"
@@ -92,11 +96,14 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
         why = "HF_HUB_OFFLINE is set"
         if not constants.HF_HUB_OFFLINE:
             why = f"{constants.ENDPOINT} {_failure(error)}"
+        if is_listed:  # the cache has some of its files, perhaps not all
+            raise ValueError(f"{name} cannot be downloaded: {why}") from None
         try:
             folder = download(local_files_only=True)
         except Exception:
             raise ValueError(f"{name}: {absent}it is not in the cache of the hub, and {why}") from None
-        print(f"warning: {name} is taken from the cache: {why}", file=sys.stderr)
+        if not constants.HF_HUB_OFFLINE:
+            print(f"warning: {name} is taken from the cache: {why}", file=sys.stderr)
     return Snapshot(Path(folder), f"{PREFIX}{repo}@{Path(folder).name}")
 
 

@@ -12,7 +12,7 @@ TEMPORARY = ".orbax-checkpoint-tmp"
 """Part of the names of folders that the checkpoint library deletes as leftovers."""
 
 
-def check_output(place: str | Path, flag: str = "") -> Path:
+def check_output(place: str | Path, flag: str) -> Path:
     """Return the path of a file or folder to write.
 
     Args:
@@ -21,9 +21,9 @@ def check_output(place: str | Path, flag: str = "") -> Path:
     Raises ValueError for an empty name, a URL, a folder that keeps no files, a place inside a run's checkpoints or
     among the checkpoint library's leftovers, and one below a file or a folder that cannot be written to.
     """
-    named = f"{flag}={place}" if flag else str(place)
+    named = f"{flag}={place}"
     if not str(place):
-        raise ValueError(f"{flag or 'an output'} is empty: name a place, or omit the option")
+        raise ValueError(f"{flag}= names no place: name one, or omit {flag}")
     if re.match(r"[a-z0-9]+:/", str(place)):
         raise ValueError(f"{named} is no folder: mount the bucket, or write to a disk and copy it")
     path = Path(place)

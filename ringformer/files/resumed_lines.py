@@ -60,12 +60,13 @@ def resumed_lines(path: Path, command: str, settings: Mapping[str, Any]) -> Iter
     except OSError as error:
         raise ValueError(f"{path} cannot be written ({error.strerror}): choose another --out") from None
     with file:
-        _lock(file, path)
+        lock(file, path)
         _take(path, command, settings)
         yield ResumedLines(path, file)
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
+def lock(file: IO[Any], path: Path) -> None:
+    """Lock an open file until it is closed. Raises ValueError if another process writes `path`, for which it stands."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -79,7 +80,7 @@ def _take(path: Path, command: str, settings: Mapping[str, Any]) -> None:
     is_empty = path.stat().st_size == 0
     if not is_empty and not record.exists():
         raise ValueError(f"{path} was not written by {command}, there is no {record.name}: choose another --out")
-    made_by = read_object(record.parent, record.name) if record.exists() else own
+    made_by = read_object(record.parent, record.name, "choose another --out") if record.exists() else own
     if made_by.get("command") != command:
         raise ValueError(f"{record} says that {path} is of {made_by.get('command')}: choose another --out")
     if is_empty:

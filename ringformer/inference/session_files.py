@@ -81,7 +81,7 @@ def save_state(folder: Path, state: State, slots: Slots, settings: Mapping[str, 
 
     Raises ValueError if there is something at `folder`, and OSError if the disk refuses it.
     """
-    check_output(folder)
+    check_output(folder, "session")
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another folder for the session, or delete it")
     leaves = {

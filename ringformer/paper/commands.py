@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.cli.dataclass_flags import add_flags
+from ringformer.files.output_place import check_output
 
 
 @dataclass
@@ -61,7 +62,7 @@ def _tables(args: argparse.Namespace) -> None:
         compared = _named(training_mfu.cells(), args.only)
     if whole or args.only.startswith(trajectories.TABLE):
         agents = _named(trajectories.cells(), args.only)
-    if Path(args.out).is_dir():
+    if check_output(args.out, "--out").is_dir():
         raise ValueError(f"--out={args.out} is a folder; give a JSON file, e.g. results/max_context.json")
     if args.row and not searched:
         raise ValueError(f"--only={args.only} is in the name of no cell of --row={args.row}, e.g. {of_rows[0].name}")

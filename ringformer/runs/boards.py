@@ -11,8 +11,6 @@ from typing import Protocol
 from ringformer.files.atomic import write_whole
 from ringformer.files.run_layout import CONFIG
 
-MOST_WAITING = 10_000
-"""Rows that wait for a board; beyond that, the oldest are given up. metrics.jsonl has them all."""
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 600.0
 """Seconds until a board that failed is tried again; they double from failure to failure."""
@@ -83,7 +81,7 @@ class GuardedBoard:
         self._open = open_board
         self._say = say
         self._board: Board | None = None
-        self._waiting = deque[tuple[int, dict[str, float]]](maxlen=MOST_WAITING)
+        self._waiting = deque[tuple[int, dict[str, float]]]()
         self._pause = FIRST_PAUSE
         self._next_trial = 0.0
         self._is_told = False

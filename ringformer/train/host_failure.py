@@ -19,7 +19,7 @@ def host_failure(run_dir: Path, step: int, error: Exception) -> Stopped:
     described = "".join(traceback.format_exception_only(error)).strip()
     failure: dict[str, Any] = {"step": step, "error": described}
     path = run_dir / HOST_FAILURE
-    before = read_object(run_dir, HOST_FAILURE) if path.is_file() else {}
+    before = _last_failure(run_dir)
     is_repeated = {name: before.get(name) for name in failure} == failure
     write_object(path, failure | {"traceback": traceback.format_exception(error)})
     first_line = described.splitlines()[0]
@@ -27,3 +27,13 @@ def host_failure(run_dir: Path, step: int, error: Exception) -> Stopped:
     if is_repeated:
         return Stopped(f"the host failed again {place}. It is not started again: mend the cause first", FAILED)
     return Stopped(f"the host failed {place}. The same command resumes the run", STOPPED)
+
+
+def _last_failure(run_dir: Path) -> dict[str, Any]:
+    """Return the record of the last failure; an empty one if there is none, or if it is damaged."""
+    if not (run_dir / HOST_FAILURE).is_file():
+        return {}
+    try:
+        return read_object(run_dir, HOST_FAILURE)
+    except ValueError:
+        return {}

@@ -144,10 +144,10 @@ class Saving:
                 self.save(state, step)
             except Exception as refused:
                 error.add_note(f"the state of step {step} could not be saved either: {refused}")
-                raise error from None
-            if isinstance(error, ValueError):
-                raise
-            raise host_failure(self._run.run_dir, step, error) from error
+            else:
+                if not isinstance(error, ValueError):
+                    raise host_failure(self._run.run_dir, step, error) from error
+            raise
 
     def _report_what_can_be(self) -> None:
         """Report the step that has not been reported yet; without its row, if that cannot be written."""

@@ -507,7 +507,7 @@ with out_folder(Namespace(out={str(tmp_path / "out")!r}), "lines", ()):
     try:
         assert first.stdout.readline()
         assert evaluate("lines", run, *options) == 2
-        assert f"another evaluation writes to {tmp_path / 'out'}: wait for it, or choose" in capsys.readouterr().err
+        assert f"another process writes {tmp_path / 'out'}: wait for it, or choose" in capsys.readouterr().err
         assert not (tmp_path / "out" / "cases.jsonl").exists()
     finally:
         first.kill()

@@ -142,6 +142,15 @@ def test_generations_are_those_of_transformers(folder):
         assert answer == text.tokenizer.decode(out.tolist()).split(" ")[0]
 
 
+def test_sampled_generations_do_not_depend_on_batches(folder):
+    """A task may repeat its documents: each request has draws of its own."""
+    text = TextGenerator.load(folder / "ours", max_length=CONTEXT + 1, compute_dtype="float32")
+    settings = {"until": ["zzz"], "max_gen_toks": 6, "do_sample": True, "temperature": 5.0}
+    requests = [Instance("generate_until", {}, ("Keys", settings), index) for index in range(3)]
+    one, two = (HarnessModel(text, batch_size=size).generate_until(requests) for size in (1, 2))
+    assert one == two and len(set(one)) == 3
+
+
 class Expected(NamedTuple):
     likelihood: float
     is_greedy: bool

@@ -14,6 +14,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 class _Hub(BaseHTTPRequestHandler):
     root: Path
+    fails_at = ""
+    """Name of a file that the server cannot read."""
 
     def log_message(self, *_):
         pass
@@ -34,6 +36,8 @@ class _Hub(BaseHTTPRequestHandler):
             return self.answer(404)
         organisation, name, _, _, *file = parts[parts[0] == "datasets" :]
         path = self.root / organisation / name / "/".join(file)
+        if path.name == self.fails_at:
+            return self.answer(500)
         if not path.is_file():
             return self.answer(404, X_Error_Code="EntryNotFound")
         data = path.read_bytes()
@@ -63,9 +67,9 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def served(root: Path):
-    """Serve the repositories ROOT/ORGANISATION/NAME; yields the endpoint."""
-    handler = type("Hub", (_Hub,), {"root": root})
+def served(root: Path, fails_at: str = ""):
+    """Serve the repositories ROOT/ORGANISATION/NAME, but for a file; yields the endpoint."""
+    handler = type("Hub", (_Hub,), {"root": root, "fails_at": fails_at})
     with _Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -83,7 +87,7 @@ BROKEN = {
     "a login page": b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\nContent-Type: text/html\r\n\r\n<html></html>",
     "another object": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Type: application/json\r\n\r\n[1]",
 }
-"""What a server answers that is no hub, and closes the connection; one says nothing, and keeps it."""
+"""Answers of servers that are no hub and close the connection; a silent one keeps it open."""
 
 
 @contextmanager
@@ -104,7 +108,7 @@ def broken(kind: str):
                     self.request.sendall(answer)
                     continue
                 else:
-                    status = f"HTTP/1.1 {kind} X\r\nContent-Length: 0\r\n\r\n".encode()
+                    status = f"HTTP/1.1 {kind} X\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
                     self.request.sendall(BROKEN.get(kind, status))
                 return
 

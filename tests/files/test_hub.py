@@ -17,15 +17,23 @@ from tests.files.hub_stub import COMMIT, broken, served
 CLOSED = "http://127.0.0.1:9"
 
 
+RESOLVED = "{}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+
+
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
+def hub_root(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
     save_tiny("qwen3", root / "local" / "qwen3")
     (root / "local" / "qwen3" / "pickle.bin").write_bytes(b"not downloaded")
     rows = [{"text": f"{i} keys and values travel around the ring"} for i in range(30)]
     (root / "local" / "test").mkdir()
     (root / "local" / "test" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with served(root) as endpoint:
+    return root
+
+
+@pytest.fixture(scope="module")
+def hub(hub_root):
+    with served(hub_root) as endpoint:
         yield endpoint
 
 
@@ -33,7 +41,7 @@ def hub(tmp_path_factory):
 def cached(hub, tmp_path, monkeypatch):
     """A cache of its own; `huggingface_hub` reads the environment once, when it is imported."""
     monkeypatch.setattr(constants, "ENDPOINT", hub)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", RESOLVED.format(hub))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -99,7 +107,12 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("kind", FAILURES)
+USUAL = "silent", "cut", "a login page", "429"
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in USUAL else pytest.param(kind, marks=pytest.mark.slow) for kind in FAILURES]
+)
 def test_a_server_that_is_no_hub_is_one_line(cached, tmp_path, monkeypatch, capsys, kind):
     """Whatever it answers, also nothing. A model that the cache has is read from there, and a line says so."""
     monkeypatch.setattr(hub_module, "SECONDS", 1.0)
@@ -120,12 +133,21 @@ def test_the_cache_takes_the_place_of_a_hub_that_fails(cached, hub, monkeypatch,
     first = hub_module.snapshot("hf://local/qwen3")
     with broken(kind) as endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        assert hub_module.snapshot(f"hf://local/qwen3@{COMMIT}").folder == first.folder
-        capsys.readouterr()
-        assert hub_module.snapshot("hf://local/qwen3") == first
-    if kind == "cut":
-        warning = f"warning: hf://local/qwen3 is taken from the cache: {endpoint} {FAILURES[kind]}"
-        assert warning in capsys.readouterr().err
+        for name in ("hf://local/qwen3", f"hf://local/qwen3@{COMMIT}"):
+            capsys.readouterr()
+            assert hub_module.snapshot(name).folder == first.folder
+            assert f"warning: {name} is taken from the cache: {endpoint} {FAILURES[kind]}" in capsys.readouterr().err
+
+
+def test_a_part_of_a_model_is_not_taken_from_the_cache(cached, hub_root, tmp_path, monkeypatch, capsys):
+    """The hub lists its files, and fails at one of them; a second trial fetches it."""
+    with served(hub_root, fails_at="model.safetensors") as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", RESOLVED.format(endpoint))
+        assert main(["convert", "from-hf", "hf://local/qwen3", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert f"hf://local/qwen3 cannot be downloaded: {endpoint} answers with status 500: try again later" in error
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("spec", ["models/tokenizer.model", "models/tokenizer.json"])

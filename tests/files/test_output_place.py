@@ -24,7 +24,7 @@ def folder(tmp_path, monkeypatch):
 
 
 REFUSED = {
-    "": "is empty: name a place, or omit the option",
+    "": "--out= names no place: name one, or omit --out",
     "gs://bucket/x": "mount",
     "file:/x": "file:/x is no folder: mount the bucket",
     "/proc/x": "/proc/x: /proc keeps no files",
@@ -65,6 +65,9 @@ VERBS = {
     "generate": ["--run=none", "--prompt=a", "--save_session={}"],
     "eval lines": ["--run=none", "--lengths=1K", "--out={}"],
     "eval harness": ["--run=none", "--tasks=a", "--out={}"],
+    "data tokenizer": ["--source=text:none", "--vocab_size=300", "--out={}"],
+    "tables": ["--only=table1", "--out={}"],
+    "configs copy": ["quickstart", "{}"],
     "train": [f"--config={ROOT / 'configs' / 'quickstart.py'}", "--config.run_dir={}"],
 }
 """Verbs that write a folder, before they read anything."""
@@ -83,4 +86,4 @@ def test_verbs_refuse_it_in_one_line(folder, capsys, verb, place):
 @pytest.mark.parametrize("verb", ["generate", "eval lines", "eval harness"])
 def test_an_empty_name_is_not_the_default(folder, capsys, verb):
     assert main([*verb.split(), *(word.format("") for word in VERBS[verb])]) == 2
-    assert "is empty: name a place, or omit the option" in capsys.readouterr().err
+    assert "= names no place: name one, or omit --" in capsys.readouterr().err

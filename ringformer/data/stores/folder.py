@@ -42,7 +42,7 @@ def new_folder(directory: Path) -> Iterator[Path]:
 
     Raises OSError if `directory` is not empty by then.
     """
-    check_output(directory)
+    check_output(directory, "store")
     directory.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(directory)
     folder = directory.parent / f"{directory.name}.building-{uuid.uuid4().hex[:8]}"

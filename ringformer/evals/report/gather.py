@@ -27,15 +27,12 @@ from ringformer.evals.tables import (
     mean,
     score_interval,
 )
-from ringformer.files.run_layout import REPORT
+from ringformer.files.run_layout import CASES, REPORT, RESULTS
 from ringformer.files.untrusted import contained, read_object
 
 SCORE = "score"
 NATS = "nats per token"
 """Units: a share, from 0 to 1, and a loss."""
-CASES = "cases.jsonl"
-RESULTS = "results.json"
-"""Files of an evaluation; the second is the harness's."""
 SHARES = ("acc", "exact_match")
 """Beginnings of the harness's metrics that are shares."""
 DEVIATIONS = 1.959964

@@ -11,9 +11,10 @@ from typing import Any
 from ringformer.evals.evaluation_setup import out_folder, say
 from ringformer.evals.figures import COLOR, PERCENT
 from ringformer.evals.model_folder import identity, is_hugging_face
-from ringformer.evals.report.gather import CASES, NATS, RESULTS, SCORE, Line, gather
+from ringformer.evals.report.gather import NATS, SCORE, Line, gather
 from ringformer.files.atomic import write_whole
-from ringformer.files.run_layout import CONFIG, EVALS, REPORT
+from ringformer.files.output_place import check_output
+from ringformer.files.run_layout import CASES, CONFIG, EVALS, REPORT, RESULTS
 from ringformer.plotting import RULE, check_matplotlib, drawn
 
 HEAD = ("evaluation", "task", "context", "cases", "value", "95% interval", "unit")
@@ -34,7 +35,7 @@ def report(args: argparse.Namespace) -> None:
         if stages:
             which = f"a run in stages: name one of them, {stages}"
         raise ValueError(f"{run} is {which}")
-    if args.out and any((Path(args.out) / file).exists() for file in (CASES, RESULTS)):
+    if args.out is not None and any((check_output(args.out, "--out") / file).exists() for file in (CASES, RESULTS)):
         raise ValueError(f"--out={args.out} is the folder of an evaluation: choose another")
     check_matplotlib()
     of_model = identity(args.run_dir)

@@ -233,7 +233,8 @@ class Visit(NamedTuple):
     def begin(self) -> None:
         """Manage three buffers for dq: those of the previous, the current and the next visit. A copy that was started
         two visits ago is complete by now."""
-        step, here = self.step, self.here
+        step = self.step
+        here = self.here
         chunk = step.q_chunk
         following = step.columns.q_of[jnp.minimum(step.columns.next_of[step.p], step.pairs - 1)]
         pl.when(step.visit == 0)(self._send_for_first)
@@ -324,7 +325,8 @@ class Pair(NamedTuple):
 
     def add_gradients(self) -> None:
         """Add the pair's shares to dq, dk, dv and dbias."""
-        Tq, Tk = self.here.q.shape[1], self.here.kv.shape[1]
+        Tq = self.here.q.shape[1]
+        Tk = self.here.kv.shape[1]
         length = part_of_keys(Tq, Tk)
         parts = [slice(at, at + length) for at in range(0, Tk, length)]
 
@@ -365,7 +367,8 @@ class Pair(NamedTuple):
 
     def _masked(self, s: jax.Array, keys: slice) -> jax.Array:
         """Add the bias to logits, and hide those of keys that a query does not see."""
-        here, Tq = self.here, s.shape[1]
+        here = self.here
+        Tq = s.shape[1]
         if here.bias is not None:
             s += repeated(here.bias[keys, :], Tq)
         if not self.masked:

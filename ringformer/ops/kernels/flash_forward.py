@@ -219,8 +219,10 @@ class Visit(NamedTuple):
         wait(self._departures(step.q_chunk, self.slot))
 
     def _arrivals(self, chunk: jax.Array, slot: jax.Array) -> list[Any]:
-        here, rows = self.here, self._rows(chunk)
-        b, h = self.step.b, self.step.h
+        here = self.here
+        rows = self._rows(chunk)
+        b = self.step.b
+        h = self.step.h
         moves = [
             (here.q_in.at[b, h, :, rows], here.q),
             (here.o_given.at[b, h, :, rows], here.o),
@@ -233,7 +235,8 @@ class Visit(NamedTuple):
         return [pltpu.make_async_copy(source, target.at[slot], done) for source, target in moves]
 
     def _departures(self, chunk: jax.Array, slot: jax.Array) -> list[Any]:
-        here, rows = self.here, self._rows(chunk)
+        here = self.here
+        rows = self._rows(chunk)
         done = here.left.at[slot]
         copies = []
         for source, target in ((here.o, here.o_out), (here.m, here.m_out), (here.l, here.l_out)):
@@ -278,7 +281,8 @@ class Pair(NamedTuple):
 
     def _write_logits(self, g, half: int) -> jax.Array:
         """Write the logits of half of the keys, [Tk / 2, Tq], to the scratch; return their maxima [1, Tq]."""
-        here, keys = self.here, self._keys(half)
+        here = self.here
+        keys = self._keys(half)
         s = matmul(here.kv[0, keys, :], here.q[self.slot, g], ROWS_BY_ROWS) * self.logits.scale
         Tq = s.shape[1]
         if self.logits.softcap is not None:
@@ -295,8 +299,11 @@ class Pair(NamedTuple):
 
     def _add(self, g, half: int, most: jax.Array) -> None:
         """Add half of the keys, whose logits have these maxima, to o, m and l."""
-        here, keys = self.here, self._keys(half)
-        m, l, o = here.m_row.at[g], here.l_rows.at[g], here.o_columns.at[g]  # noqa: E741
+        here = self.here
+        keys = self._keys(half)
+        m = here.m_row.at[g]
+        l = here.l_rows.at[g]  # noqa: E741
+        o = here.o_columns.at[g]
         new = jnp.maximum(m[...], most)
         has_hidden_rows = self.masked or here.bias is not None
         shift = jnp.where(jnp.isneginf(new), 0.0, new) if has_hidden_rows else new

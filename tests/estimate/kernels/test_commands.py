@@ -42,7 +42,7 @@ def test_an_unknown_target_is_answered_with_the_list(target, capsys):
     [
         ("{}/none/v5e.json", "there is no folder"),
         ("{}", "is a folder; name a file in it"),
-        ("", "--out= names no file"),
+        ("", "--out= names no place"),
         ("/proc/v5e.json", "/proc keeps no files"),
     ],
 )
