@@ -23,7 +23,7 @@ def check_output(place: str | Path, flag: str) -> Path:
     """
     named = f"{flag}={place}"
     if not str(place):
-        raise ValueError(f"{flag}= names no place: name one, or omit {flag}")
+        raise ValueError(f"{flag}= names no place: name one")
     if re.match(r"[a-z0-9]+:/", str(place)):
         raise ValueError(f"{named} is no folder: mount the bucket, or write to a disk and copy it")
     path = Path(place)

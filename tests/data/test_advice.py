@@ -402,7 +402,19 @@ def test_the_command_that_counts_other_layouts(tmp_path, capsys):
     assert code == 0 and "buckets" in out
 
 
+def test_another_place_for_a_tokenizer_is_written_to(tmp_path, capsys):
+    """A place that keeps no files is refused with its option; another --out works."""
+    lines = [f"{number} keys and values travel around the ring" for number in range(200)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    command = f"tokenizer --source=text:{tmp_path}/lines.txt --vocab_size=300 --out="
+    assert main(["data", *shlex.split(f"{command}/proc/x.model")]) == 2
+    assert "--out=/proc/x.model: /proc keeps no files; choose another place" in capsys.readouterr().err
+    code, out = run(f"{command}{tmp_path}/x.model", capsys)
+    assert code == 0 and (tmp_path / "x.model").is_file(), out
+
+
 ELSEWHERE = {
+    ("commands.py", "--out"),
     ("stores/inspect_store.py", "--tokenizer"),
     *(("commands.py", flag) for flag in ("--samples", "--ring_size", "--seq_len", "--min_length", "--max_length")),
     *(("loader.py", flag) for flag in ("--ring_size", "--seq_len")),
