@@ -22,7 +22,7 @@ from ringformer.inference.sampling import Sampling
 from ringformer.models.interface import Features
 from ringformer.models.registry import FAMILIES
 from ringformer.parallel.mesh import AXIS_NAMES
-from ringformer.processes.peers import LOST
+from ringformer.processes.stopping import LOST
 from ringformer.runs.config import Config, DataConfig, LoraConfig, OptimizerConfig, base_config
 from ringformer.runs.config_file import load_config, parse_stages
 from tests.test_documentation import check_verb

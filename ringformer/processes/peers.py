@@ -2,7 +2,7 @@
 
     alive/N      activity of process N, rewritten every second
     left/N       reason why process N ended early
-    told/signal  signal that one process received
+    told/stop    reason for which one process asks all to stop
     told/verdict reason why the run ends: process 0 decides and all processes read it
 
 Process 0 hosts the store. Every process makes two calls a second. Only process 0 reads the activities of all processes.
@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ringformer.processes.stopping import LOST, StopReason
 from ringformer.processes.watchdog import INTERVAL, Watchdog
 
 SILENT = {"step": 15.0}
@@ -23,10 +24,6 @@ SILENT = {"step": 15.0}
 SILENT_ELSE = 60.0
 """Seconds of silence that are allowed under other time limits, because tracing and reading may hold Python's global
 lock."""
-
-LOST = 76
-"""Exit code of a run that lost a process: the process died, stalled or failed to join. The same command resumes the
-run."""
 
 _ROOM = "ringformer/"
 _AGREE_SECONDS = 60
@@ -55,11 +52,11 @@ class _Alive(NamedTuple):
 
 
 class Peers:
-    """Connection to the other processes. It calls `judged(verdict)` and `signalled(number)` at most once each, in a
+    """Connection to the other processes. It calls `judged(verdict)` and `requested(reason)` at most once each, in a
     thread."""
 
-    request: int | None = None
-    """Signal to announce to all processes."""
+    request: StopReason | None = None
+    """Reason to stop, to announce to all processes."""
     stalled = False
     """True after this process has exceeded a time limit."""
     broken = False
@@ -71,13 +68,13 @@ class Peers:
         index: int,
         watchdog: Watchdog,
         judged: Callable[[Verdict], None],
-        signalled: Callable[[int], None],
+        requested: Callable[[StopReason], None],
     ):
         self._client = client
         self._index = index
         self._watchdog = watchdog
         self._judged = judged
-        self._signalled = signalled
+        self._requested = requested
         self._place = f"{socket.gethostname()}, pid {os.getpid()}"
         self._attempt = 0
         self._seen: dict[int, tuple[_Alive, float]] = {}
@@ -106,24 +103,25 @@ class Peers:
         self._thread.join(5)
 
     def _exchange(self):
-        signal_known = False
+        request_known = False
         while not self._closing.is_set():
             try:
                 self._put(f"alive/{self._index}", self._alive())
                 shared = self._get("told/")
                 self.heard = self._watchdog.clock
-                if self.request is not None and "signal" not in shared:
-                    self._put("told/signal", self.request, allow_overwrite=False)
+                if self.request is not None and "stop" not in shared:
+                    self._put("told/stop", self.request, allow_overwrite=False)
                 if self._index == 0 and "verdict" not in shared and (verdict := self._judge()):
                     self._put("told/verdict", verdict)
                     shared["verdict"] = verdict
                 if "verdict" in shared:
                     return self._judged(Verdict(*shared["verdict"]))
-                if "signal" in shared and not signal_known:
-                    signal_known = True
-                    threading.Thread(target=self._signalled, args=(shared["signal"],), daemon=True).start()
+                if "stop" in shared and not request_known:
+                    request_known = True
+                    reason = StopReason(*shared["stop"])
+                    threading.Thread(target=self._requested, args=(reason,), daemon=True).start()
             except RuntimeError:
-                # Another process announced a signal first, or the store did not answer. If the store stays silent,
+                # Another process announced a request first, or the store did not answer. If the store stays silent,
                 # `Supervisor` ends this process.
                 pass
             self._closing.wait(INTERVAL)

@@ -1,21 +1,27 @@
 """Decision to stop a run, and the phases that a run goes through.
 
 The training loop announces each of its phases, and asks after every step whether to stop. A signal, a preemption
-notice, a stalled phase, a lost process and a closed terminal all reach the loop through one object, its `Stopping`.
+notice, a failure of a host, a stalled phase, a lost process and a closed terminal all reach the loop through one
+object, its `Stopping`.
 """
 
 import enum
 import signal
 import threading
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import jax
 
 from ringformer.processes.signals import handle_signals, restore_handlers
 
 STOPPED = 75
-"""Exit code after SIGTERM, SIGUSR1 or SIGHUP: EX_TEMPFAIL of sysexits.h. The same command resumes the run."""
+"""Exit code after SIGTERM, SIGUSR1, SIGHUP or a failure of a host: EX_TEMPFAIL of sysexits.h. The same command resumes
+the run from the step that was saved."""
+
+LOST = 76
+"""Exit code of a run that lost a process: the process died, stalled, failed to join or could not read its batch. The
+same command resumes the run from the latest save."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -47,31 +53,48 @@ def signal_name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
-def exit_code(number: int) -> int:
-    """Return the exit code of a run that this signal stopped."""
-    return INTERRUPTED if number == signal.SIGINT else STOPPED
+class StopReason(NamedTuple):
+    """Reason for which all processes of a run stop after the same step."""
+
+    why: str
+    """Begins the last line of the run: "stopped by SIGTERM"."""
+    code: int
+    """Exit code."""
+    way_on: str = "the same command resumes the run"
+    """Ends the last line of the run."""
+
+    @classmethod
+    def by_signal(cls, number: int) -> Self:
+        """Return the reason of a run that a signal stops."""
+        code = INTERRUPTED if number == signal.SIGINT else STOPPED
+        return cls(f"stopped by {signal_name(number)}", code)
+
+    def before_first_step(self) -> str:
+        """Describe a stop before there is anything to save."""
+        return f"{self.why} before the first step: nothing is lost, {self.way_on}"
 
 
-class Stopped(Exception):
-    """The run ended early, after its state was saved. `code` is the exit code of the process."""
+class Ended(Exception):
+    """The run ended early. `code` is the exit code of the process."""
 
     def __init__(self, message: str, code: int):
         super().__init__(message)
         self.code: int = code
 
 
-class Terminated(Stopped):
-    """A signal ended the run, after its state was saved."""
+class Stopped(Ended):
+    """The run ended early, after its state was saved."""
 
-    def __init__(self, message: str, number: int):
-        super().__init__(message, exit_code(number))
+
+class InputLost(Ended):
+    """One of several processes cannot take part in what the others begin: the steps since the last save are lost."""
 
 
 class Stopping:
     """Object that decides when a run stops; a context that is entered while there is something to save."""
 
-    signal: int | None = None
-    """Signal that asks the run to end."""
+    reason: StopReason | None = None
+    """Reason to end the run, once there is one."""
     run_dir: Path | None = None
     """Folder of the current run."""
 
@@ -81,9 +104,18 @@ class Stopping:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def due(self) -> bool:
-        """Return True if the run must stop now. All processes ask at the same places, after every step."""
-        return self.signal is not None
+    def due(self) -> StopReason | None:
+        """Return the reason if the run must stop now. All processes ask at the same places, after every step."""
+        return self.reason
+
+    def request(self, reason: StopReason) -> None:
+        """Have the run stop after a step that is the same on all processes.
+
+        Raises Ended if there are several and nothing by which they could agree on a step.
+        """
+        if jax.process_count() > 1:
+            raise Ended(f"{reason.why}. {reason.way_on.capitalize()} from the latest checkpoint", reason.code)
+        self.reason = reason
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
         """Begin a phase, which lasts until the next one begins. From `FIRST_STEP` on there is something to save."""
@@ -110,5 +142,5 @@ class Termination(Stopping):
             restore_handlers(self._before)
 
     def _request(self, number, _frame):
-        self.signal: int | None = number
+        self.reason = StopReason.by_signal(number)
         restore_handlers(self._before)

@@ -1,10 +1,10 @@
 """Supervision of the command `ringformer train`: signals, stalls and lost processes.
 
 Until the first step of a run begins, there is nothing to lose, and a signal ends the process at once, whatever it is
-doing. From then on, a signal makes the run stop after a step, which is the same on all processes. They agree on this
-step as in JAX's preemption service: each process reports its progress, and all stop one step after the one that is
-furthest ahead. JAX's service itself does not suffice: it handles only SIGTERM, hides the signal from all other code,
-and reports it only at the next step.
+doing. From then on, a signal, or a failure of a host that can still run steps, makes the run stop after a step, which
+is the same on all processes. They agree on this step as in JAX's preemption service: each process reports its progress,
+and all stop one step after the one that is furthest ahead. JAX's service itself does not suffice: it handles only
+SIGTERM, hides the signal from all other code, and reports it only at the next step.
 """
 
 import os
@@ -20,11 +20,11 @@ from typing import NamedTuple, Self
 import jax
 
 from ringformer.cli.visible_text import visible
-from ringformer.processes.peers import LOST, Peers, Verdict, lost, silent_limit
+from ringformer.processes.peers import Peers, Verdict, lost, silent_limit
 from ringformer.processes.rendezvous import Membership, ProcessesMissing, known_places, meet, start_jax
 from ringformer.processes.signals import SignalThread
 from ringformer.processes.stderr import divert_native_stderr, divert_native_stdout, on_abort
-from ringformer.processes.stopping import INTERRUPTED, Phase, Stopping, Terminated, exit_code, signal_name
+from ringformer.processes.stopping import INTERRUPTED, LOST, Ended, Phase, Stopped, Stopping, StopReason
 from ringformer.processes.watchdog import Doing, Watchdog, dump_stacks
 
 _ALONE = Membership("", 1, 0)
@@ -70,6 +70,7 @@ class Supervisor(Stopping):
         self._session = 0
         self._asks = 0
         self._phase = "between"
+        self._signal: int | None = None
         self._stop_at: int | None = None
         self._verdict: Verdict | None = None
         self._leaving = False
@@ -97,14 +98,14 @@ class Supervisor(Stopping):
 
         if member.count > 1:
             client = global_state.client
-            self._peers = Peers(client, member.index, self.watchdog, self._judged, self._signalled)
+            self._peers = Peers(client, member.index, self.watchdog, self._judged, self._stop_together)
             self.watchdog.each_second = self._check_store
 
     def __enter__(self) -> Self:
         with self._lock:  # not while the processes agree on where to stop: who left now would keep the others waiting
             decided = self._peers is None or self._stop_at is not None
-            if self.signal is not None and decided:
-                raise Terminated(_nothing_lost(self.signal), self.signal)
+            if self.reason is not None and decided:
+                raise Stopped(self.reason.before_first_step(), self.reason.code)
             self._session = self._session + 1
             self._asks = 0
             self._phase = "starting"
@@ -113,13 +114,20 @@ class Supervisor(Stopping):
     def __exit__(self, *_: object) -> None:
         self._phase = "between"
 
-    def due(self) -> bool:
+    def due(self) -> StopReason | None:
         self.watchdog.alive()
         if self._peers is None:
-            return self.signal is not None
+            return self.reason
         with self._lock:  # not while the processes agree on where to stop
             self._asks += 1
-            return self._stop_at is not None and self._asks >= self._stop_at
+            agreed = self._stop_at is not None and self._asks >= self._stop_at
+            return self.reason if agreed else None
+
+    def request(self, reason: StopReason) -> None:
+        if self._peers is None:
+            self.reason = self.reason or reason
+        elif self._peers.request is None:
+            self._peers.request = reason
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
         if phase in (Phase.FIRST_STEP, Phase.STEP):
@@ -154,7 +162,7 @@ class Supervisor(Stopping):
                 self._peers.broken = unreached
             time.sleep(silent_limit("step") + 4 * _LAST_WORDS)
         why = str(error)
-        if not isinstance(error, ValueError | OSError | FloatingPointError | ImportError):
+        if not isinstance(error, ValueError | OSError | FloatingPointError | ImportError | Ended):
             traceback.print_exc()
             first_line, _, _ = why.partition("\n")
             why = f"{type(error).__name__}: {first_line}"
@@ -163,6 +171,8 @@ class Supervisor(Stopping):
             code = 2
         elif unreached:
             code = LOST
+        elif isinstance(error, Ended):
+            code = error.code
         self._leaving = True
         if self._peers is not None:
             try:
@@ -184,21 +194,21 @@ class Supervisor(Stopping):
 
     def _heard(self, number: int) -> None:
         """Handle a signal, in the thread of signals."""
-        if self.signal is not None:
-            if number == signal.SIGINT == self.signal:
+        if self._signal is not None:
+            if number == signal.SIGINT == self._signal:
                 self._end("interrupted twice: steps since the last save are lost", INTERRUPTED)
             return
-        self.signal: int | None = number
-        if self._peers is not None:
-            self._peers.request = number
-        elif self._phase != "training":
-            self._end(_nothing_lost(number), exit_code(number))
+        self._signal = number
+        reason = StopReason.by_signal(number)
+        if self._peers is None and self._phase != "training":
+            self._end(reason.before_first_step(), reason.code)
+        self.request(reason)
 
-    def _signalled(self, number: int) -> None:
+    def _stop_together(self, reason: StopReason) -> None:
         """Agree with the other processes on the step after which to stop. All processes call this at about the same
         time."""
         assert self._peers is not None
-        self.signal = number
+        self.reason = reason
         with self._lock:
             try:
                 progress = State(self._session, self._asks, self._phase)
@@ -215,7 +225,7 @@ class Supervisor(Stopping):
                 return
             if closing:  # others are still writing the last save of the previous run
                 time.sleep(_CLOSING_SECONDS)
-            self._end(_nothing_lost(number), exit_code(number), all_say=False)
+            self._end(reason.before_first_step(), reason.code, all_say=False)
 
     # Time
 
@@ -255,8 +265,8 @@ class Supervisor(Stopping):
         """Report why C++ aborts the process, and return the exit code."""
         if self._leaving:
             return LOST if self._verdict is None else self._verdict.code
-        if self.signal is not None and self._phase != "training":
-            return exit_code(self.signal)
+        if self.reason is not None and self._phase != "training":
+            return self.reason.code
         with self._log.open("rb") as file:
             file.seek(self._log_begin)
             service_lost = _SERVICE_LOST in file.read()
@@ -296,7 +306,3 @@ class Supervisor(Stopping):
     def _note(self, text: str) -> None:
         with self._log.open("a") as file:
             file.write(text + "\n")
-
-
-def _nothing_lost(number: int) -> str:
-    return f"stopped by {signal_name(number)} before the first step: nothing is lost, the same command resumes the run"

@@ -19,9 +19,9 @@ EXIT_CODES = """exit codes:
   0    the run is finished
   1    the run failed: disk full, loss not finite, ...
   2    invalid request
-  75   stopped by SIGTERM, SIGUSR1 or SIGHUP on any process, or by a failure of the only process between two steps,
-       and saved: the same command resumes the run
-  76   a process stalled, died or failed to join: the same command resumes the run from the latest save
+  75   stopped by SIGTERM, SIGUSR1 or SIGHUP on any process, or by a failure of a host between two steps, and saved:
+       the same command resumes the run
+  76   a process stalled, died, failed to join or has no input: the same command resumes the run from the latest save
   130  stopped by Ctrl-C, and saved; a second Ctrl-C exits at once without saving"""
 
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from ringformer.data import Loader
 from ringformer.models.registry import family_with
-from ringformer.processes.stopping import Phase, Stopping
+from ringformer.processes.stopping import Phase, Stopping, StopReason
 from ringformer.runs.folder import RunFolder
 from ringformer.train.checks import count_batches
 from ringformer.train.prepare import Run
@@ -25,7 +25,7 @@ def evaluate(
     data: Loader,
     eval_batches: int,
     sharding: NamedSharding,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], StopReason | None] = lambda: None,
     likelihood: bool = True,
 ) -> dict[str, Any] | None:
     """Evaluate parameters on the first `eval_batches` batches of the held-out data and return the metrics.
@@ -39,7 +39,7 @@ def evaluate(
     Args:
       eval_step: result of `make_eval_step`.
       sharding: sharding of a batch's arrays.
-      stop: called before each batch; if it returns True, the evaluation ends and the result is None.
+      stop: called before each batch; if it returns a reason, the evaluation ends and the result is None.
       likelihood: True if losses are -log p(target) (`registry.Family`).
 
     Raises FloatingPointError for a loss that is not finite.

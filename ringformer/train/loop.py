@@ -1,15 +1,15 @@
 """The training loop: it restores or initialises the state, then runs steps, saves, evaluates, and checks for a stop."""
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.processes.run_lock import RunLock
-from ringformer.processes.stopping import Phase, Stopping, Terminated, Termination, signal_name
+from ringformer.processes.stopping import Phase, Stopping, Termination
 from ringformer.runs.folder import RunFolder
 from ringformer.train.evaluation import Evaluation
+from ringformer.train.host_failure import host_failure
 from ringformer.train.prepare import Run
 from ringformer.train.reports import StepReports
 from ringformer.train.saving import Saving
@@ -97,10 +97,13 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
                 if evaluation:
                     with saving.rescuing(state, step):
                         evaluation.run_if_due(state, step)
-                if stopping.due():
+                if failure := reports.take_failure():
+                    reports.say(f"warning: a report failed, so the run stops early: {failure}")
+                    stopping.request(host_failure(run.run_dir, step, failure))
+                if reason := stopping.due():
                     saving.save(state, step)
                     reports.conclude(step)
-                    raise _terminated(run, folder, checkpoints, stopping.signal or signal.SIGTERM, step)
+                    raise saving.stopped(reason, step)
                 reports.resume()
                 stopping.enter(Phase.BATCH, step + 1)
         reports.conclude(config.steps)
@@ -118,15 +121,3 @@ def _way_back(checkpoints: Checkpoints) -> Iterator[None]:
     except FloatingPointError as error:
         way_back = f"The same command resumes the run from the latest checkpoint. {checkpoints.way_back()}"
         raise FloatingPointError(f"{error}. {way_back}") from error
-
-
-def _terminated(run: Run, folder: RunFolder, checkpoints: Checkpoints, number: int, step: int) -> Terminated:
-    """Return the exception of a run that a signal stopped, with the command that resumes it."""
-    again = "" if run.config.run_dir else f" with --config.run_dir={run.run_dir}"
-    doubt = folder.keep.doubt()
-    diverged = f". But {doubt}. {checkpoints.way_back()}" if doubt else ""
-    return Terminated(
-        f"stopped by {signal_name(number)} at step {step} of {run.config.steps}, which is saved in {run.run_dir}: "
-        f"the same command{again} resumes the run{diverged}",
-        number,
-    )

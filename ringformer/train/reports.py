@@ -1,8 +1,9 @@
 """Reports of a run: a description at its start, and the metrics of each step, without waiting for it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -29,7 +30,10 @@ from ringformer.train.skipped_steps import SkippedSteps
 
 class StepReports:
     """Checks the metrics of steps and reports them while the next step is computed, so that the devices never wait for
-    the host."""
+    the host.
+
+    A report that cannot be written raises nothing: `take_failure` has its error, so that the step can end first.
+    """
 
     held: bool = False
     """True if handing over the last step held the host until it had nearly ended: report it before the next one."""
@@ -40,9 +44,7 @@ class StepReports:
         start = folder.start or 0
         self._reporter = reporter = Reporter(run.run_dir, start, config)
         self.say: Callable[..., None] = reporter.say
-        self.sync: Callable[[], None] = reporter.sync
         self.close: Callable[[], None] = reporter.close
-        self.evaluation: Callable[[int, dict[str, Any]], None] = reporter.evaluation
         self.evaluated: Callable[[int], bool] = reporter.evaluated
         self._start = start
         self._keep = folder.keep
@@ -58,6 +60,7 @@ class StepReports:
         if chip and flops:
             self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size)
         self._devices = mesh.local_devices
+        self._failure: Exception | None = None
         self._pending: tuple[int, dict[str, jax.Array], Future[Any]] | None = None
         self._last = time.perf_counter()
         self._announce(run, folder)
@@ -93,7 +96,24 @@ class StepReports:
         self._pending = None
         moment = ended.result()
         numbers = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        self._report(step, numbers, moment)
+        with self._kept():
+            self._report(step, numbers, moment)
+
+    def evaluation(self, step: int, values: dict[str, Any]) -> None:
+        """Report the metrics of an evaluation, from `evaluation.evaluate`."""
+        with self._kept():
+            self._reporter.evaluation(step, values)
+
+    def sync(self) -> None:
+        """Wait until the rows are on disk, so that no checkpoint outlives the rows of its steps."""
+        with self._kept():
+            self._reporter.sync()
+
+    def take_failure(self) -> Exception | None:
+        """Return the first error of the reports since the last call, or None."""
+        failure = self._failure
+        self._failure = None
+        return failure
 
     def resume(self) -> None:
         """Restart the clock after an evaluation or a save, whose time belongs to no step."""
@@ -104,6 +124,16 @@ class StepReports:
         """Summarise odd batches and skipped steps up to this step."""
         for line in (*self._watch.summary(step - self._start), *self._skipped.summary()):
             self.say(line)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Context that keeps the error of a report, unless it refuses the run or says that it diverged."""
+        try:
+            yield
+        except (FloatingPointError, ValueError):
+            raise
+        except Exception as error:
+            self._failure = self._failure or error
 
     def _announce(self, run: Run, folder: RunFolder) -> None:
         """Describe the run, and warn of suspicious data."""

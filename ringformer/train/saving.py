@@ -9,7 +9,7 @@ import jax
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.data.stores.checked_array import DamagedStore
 from ringformer.processes.agreement import from_process_0
-from ringformer.processes.stopping import Phase, Stopped, Stopping
+from ringformer.processes.stopping import FAILED, LOST, InputLost, Phase, Stopped, Stopping, StopReason
 from ringformer.runs.folder import RunFolder
 from ringformer.train.host_failure import host_failure
 from ringformer.train.prepare import Run
@@ -128,35 +128,50 @@ class Saving:
 
     @contextmanager
     def rescuing(self, state: TrainState, step: int) -> Iterator[None]:
-        """Context for work of the host after `step`, which leaves its state sound. If it fails, a single process saves
-        the state, and raises Stopped; an error that refuses the run, or says that it diverged, is raised as it is.
+        """Context for work of the host after `step` that the next step needs, and that leaves the state sound.
 
-        With several processes the others are in the next step by then, and cannot save this one."""
+        If it fails, a single process saves the state, and raises Stopped. One of several processes cannot
+        save alone: InputLost is raised. An error that refuses the run, or says that it diverged, is raised as it is; a
+        single process saves before a refusal.
+        """
         try:
             yield
         except (FloatingPointError, Stopped):
             raise
         except Exception as error:
-            if jax.process_count() > 1 or step == 0:
+            if step == 0:
                 raise
+            if jax.process_count() > 1:
+                if isinstance(error, ValueError | jax.errors.JaxRuntimeError):
+                    raise
+                raise self._input_lost(step, error) from error
             try:
-                self._report_what_can_be()
                 self.save(state, step)
             except Exception as refused:
                 error.add_note(f"the state of step {step} could not be saved either: {refused}")
-            else:
-                if not isinstance(error, ValueError):
-                    raise host_failure(self._run.run_dir, step, error) from error
-            raise
+                raise error from None
+            if isinstance(error, ValueError):
+                raise
+            raise self.stopped(host_failure(self._run.run_dir, step, error), step) from error
 
-    def _report_what_can_be(self) -> None:
-        """Report the step that has not been reported yet; without its row, if that cannot be written."""
-        try:
-            self._reports.flush()
-        except FloatingPointError:
-            raise
-        except Exception as error:
-            self._reports.say(f"warning: metrics.jsonl lacks a row: {error}")
+    def stopped(self, reason: StopReason, step: int) -> Stopped:
+        """Return the exception of a run that stopped for `reason` after `step`, which is saved."""
+        run = self._run
+        another_folder = "" if run.config.run_dir else f", with --config.run_dir={run.run_dir}"
+        message = (
+            f"{reason.why} at step {step} of {run.config.steps}, which is saved in {run.run_dir}: "
+            f"{reason.way_on}{another_folder}"
+        )
+        if doubt := self._folder.keep.doubt():
+            message += f". But {doubt}. {self._checkpoints.way_back()}"
+        return Stopped(message, reason.code)
+
+    def _input_lost(self, step: int, error: Exception) -> InputLost:
+        """Return the exception of a process that cannot take part in what the others begin after `step`."""
+        reason = host_failure(self._run.run_dir, step, error)
+        code = reason.code if reason.code == FAILED else LOST
+        lost = f"the {step - self.saved} steps since step {self.saved} are lost"
+        return InputLost(f"{reason.why}, and {lost}, because the others cannot save without it: {reason.way_on}", code)
 
     def _verify_stores(self) -> None:
         """Wait until everything that was read from the stores so far has been verified."""

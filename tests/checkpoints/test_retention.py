@@ -18,7 +18,7 @@ from ringformer.checkpoints.copies import copied_steps
 from ringformer.checkpoints.retention import IN_A_ROW, Keep
 from ringformer.checkpoints.verify import saved_steps
 from ringformer.files.bucket import ObjectStore
-from ringformer.processes.stopping import Terminated
+from ringformer.processes.stopping import Stopped
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
@@ -89,15 +89,15 @@ def test_good_checkpoints_survive_gradients_that_are_nan_for_good(long, steps, t
 def test_a_stop_in_a_streak_saves_and_removes_nothing(long, steps, capfd):
     steps.at = dict.fromkeys(range(22, 28), bad_gradient) | {25: stopped(bad_gradient)}
     said = r"at step 25 of 33, .* resumes the run. But the last step was skipped. .* step 18: .* move 21, 25 out of"
-    with pytest.raises(Terminated, match=said):
+    with pytest.raises(Stopped, match=said):
         train(prepare(long))
     assert saved_steps(long.run_dir) == [18, 21, 25]
     steps.at |= {28: stopped(steps.at[27])}
-    with pytest.raises(Terminated):
+    with pytest.raises(Stopped):
         train(prepare(long))
     assert saved_steps(long.run_dir) == [18, 21, 25, 28]
     steps.at |= {31: stopped(losing(1.0))}
-    with pytest.raises(Terminated, match=r"resumes the run$"):
+    with pytest.raises(Stopped, match=r"resumes the run$"):
         train(prepare(long))
     assert saved_steps(long.run_dir) == [30, 31]
     assert "sound" not in capfd.readouterr().err
@@ -113,7 +113,7 @@ def test_a_save_that_is_due_in_a_streak_comes_after_it(long, steps):
 @pytest.mark.slow
 def test_a_streak_is_counted_over_a_stop(long, steps):
     steps.at = dict.fromkeys(range(22, 34), bad_gradient) | {25: stopped(bad_gradient)}
-    with pytest.raises(Terminated):
+    with pytest.raises(Stopped):
         train(prepare(long))
     steps.at[25] = bad_gradient
     with pytest.raises(FloatingPointError, match=r"11 steps in a row are skipped, 22 to 32.* move 21, 25 out of"):
@@ -141,7 +141,7 @@ def test_a_finite_explosion_leaves_what_was_proven_before(stop, long, steps, tmp
     if stop:
         again = steps.at[stop]
         steps.at[stop] = stopped(again)
-        with pytest.raises(Terminated, match=r"is step 21: to go back to it, move 24 out of .*, and another copy_to$"):
+        with pytest.raises(Stopped, match=r"is step 21: to go back to it, move 24 out of .*, and another copy_to$"):
             train(prepare(long))
         steps.at[stop] = again
         Path(long.run_dir, "metrics.jsonl").write_text("")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringformer.processes.stopping import STOPPED, Terminated
+from ringformer.processes.stopping import STOPPED, Stopped, StopReason
 from ringformer.processes.supervisor import State, Supervisor
 
 OTHER_STARTS = State(session=1, asks=0, phase="starting")
@@ -56,7 +56,7 @@ def agreement(supervised: Supervisor, others: Others) -> threading.Thread:
 
     def agree():
         with suppress(Ended):
-            supervised._signalled(signal.SIGTERM)
+            supervised._stop_together(StopReason.by_signal(signal.SIGTERM))
 
     thread = threading.Thread(target=agree, daemon=True)
     thread.start()
@@ -78,7 +78,7 @@ def test_a_run_begins_only_after_the_agreement(supervised, ends):
     begun = threading.Event()
 
     def begin():
-        with suppress(Terminated), supervised:  # here, unlike a process that has ended, the lock is free again
+        with suppress(Stopped), supervised:  # here, unlike a process that has ended, the lock is free again
             begun.set()
 
     threading.Thread(target=begin, daemon=True).start()
@@ -95,5 +95,5 @@ def test_what_others_still_train_is_awaited_by_those_that_are_ahead(supervised, 
     others.answer.set()
     agreed.join(10)
     assert not ends
-    with pytest.raises(Terminated, match="nothing is lost"):
+    with pytest.raises(Stopped, match="nothing is lost"):
         supervised.__enter__()

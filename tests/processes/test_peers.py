@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from ringformer.processes import peers, watchdog
-from ringformer.processes.peers import LOST, Peers
+from ringformer.processes.peers import Peers
+from ringformer.processes.stopping import LOST, StopReason
 from ringformer.processes.watchdog import Watchdog
 
 
@@ -34,7 +35,7 @@ class Store:
 
 @pytest.fixture
 def run(monkeypatch):
-    """Three processes that look every 10 ms: `run.dogs`, `run.peers`, what each `judged` and heard as `signalled`."""
+    """Three processes that look every 10 ms: `run.dogs`, `run.peers`, what each `judged` and was `requested`."""
     monkeypatch.setattr(watchdog, "INTERVAL", 0.01)
     monkeypatch.setattr(peers, "INTERVAL", 0.01)
     monkeypatch.setattr(peers, "SILENT", {"step": 0.5})
@@ -43,9 +44,9 @@ def run(monkeypatch):
     dogs = [Watchdog(lambda _: None) for _ in range(3)]
     for dog in dogs:
         dog.begin("step 7", "step")
-    store, judged, signalled = Store(3), [[], [], []], [[], [], []]
-    all_peers = [Peers(store, i, dogs[i], judged[i].append, signalled[i].append) for i in range(3)]
-    yield SimpleNamespace(dogs=dogs, peers=all_peers, judged=judged, signalled=signalled)
+    store, judged, requested = Store(3), [[], [], []], [[], [], []]
+    all_peers = [Peers(store, i, dogs[i], judged[i].append, requested[i].append) for i in range(3)]
+    yield SimpleNamespace(dogs=dogs, peers=all_peers, judged=judged, requested=requested)
     for one in (*all_peers, *dogs):
         one.close()
 
@@ -59,7 +60,7 @@ def until(condition, seconds=10.0):
 
 def test_all_is_well(run):
     time.sleep(1.5)
-    assert run.judged == [[], [], []] and run.signalled == [[], [], []]
+    assert run.judged == [[], [], []] and run.requested == [[], [], []]
 
 
 def test_a_process_without_a_word_is_lost(run):
@@ -112,12 +113,13 @@ def test_an_error_of_one_is_told_to_all(run):
     assert run.judged[0] == run.judged[2] == [("process 1 ended: no such store", 2, True)]
 
 
-def test_the_first_signal_is_everyone_s(run):
-    run.peers[1].request = 15
-    assert until(lambda: all(run.signalled))
-    run.peers[2].request = 2
+def test_the_first_request_is_everyone_s(run):
+    first = StopReason("the host of process 1 failed", 75)
+    run.peers[1].request = first
+    assert until(lambda: all(run.requested))
+    run.peers[2].request = StopReason.by_signal(2)
     time.sleep(0.2)
-    assert run.signalled == [[15], [15], [15]]
+    assert run.requested == [[first], [first], [first]]
 
 
 def test_all_gather_what_each_says(run):

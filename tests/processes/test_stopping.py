@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from ringformer.checkpoints.saved_model import latest_step
-from ringformer.processes.stopping import Terminated, Termination
+from ringformer.processes.stopping import Stopped, Termination
 from ringformer.train import evaluation, loop, saving
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
@@ -32,7 +32,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(config, steps):
 
     steps.at[4] = terminate
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Terminated, match="stopped by SIGTERM at step 4 of 6, which is saved in"):
+    with pytest.raises(Stopped, match="stopped by SIGTERM at step 4 of 6, which is saved in"):
         train(prepare(config))
     assert signal.getsignal(signal.SIGTERM) is before
     assert latest_step(config.run_dir) == 4
@@ -53,7 +53,7 @@ def test_sigterm_in_an_evaluation_saves_too(config, steps, monkeypatch):
         return None if stop() else {"eval_loss": 1.0, "eval_tokens": 1, "eval_by_position": []}
 
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
-    with pytest.raises(Terminated, match="at step 3 of 6, which is saved"):
+    with pytest.raises(Stopped, match="at step 3 of 6, which is saved"):
         train(prepare(dataclasses.replace(config, eval_every=3)))
     assert latest_step(config.run_dir) == 3
 
@@ -73,7 +73,7 @@ def test_sigterm_waits_for_the_last_save(config, steps, monkeypatch):
 def test_an_evaluation_that_sigterm_cut_off_comes_with_the_next_start(config, steps):
     """At the last step: it is saved first, and the evaluation is made up for."""
     steps.at[6] = lambda state, metrics: (os.kill(os.getpid(), signal.SIGTERM), (state, metrics))[1]
-    with pytest.raises(Terminated):
+    with pytest.raises(Stopped):
         train(prepare(config))
     assert latest_step(config.run_dir) == 6
     assert [row["step"] for row in rows(config) if "eval_loss" in row] == [0]

@@ -45,19 +45,43 @@ def get_config():
     return config
 
 
-# A test's own trouble: the process of STUCK waits for ever before the batch of step 5.
-if "STUCK" in os.environ:
+# A test's own trouble, of the process whose number is OF.
+trouble = os.environ.get("TROUBLE")
+
+if trouble in ("stuck", "refused", "input"):
     from ringformer.data import Loader
 
     def stuck_iterate(self, start, sharding, iterate=Loader.iterate):
-        if "BROKEN" in os.environ:
+        if trouble == "refused":
             raise ValueError("its disk is another")
         for number, batch in enumerate(iterate(self, start, sharding), start + 1):
-            if number == 5:
+            if trouble == "stuck" and number == 5:
                 time.sleep(1000)
+            if trouble == "input" and number == 13:
+                raise OSError(5, "Input/output error")
             yield batch
 
     Loader.iterate = stuck_iterate
+
+if trouble == "report":
+    from ringformer.runs.metrics import Reporter
+
+    def failing_step(self, step, values, report=Reporter.step):
+        report(self, step, values)
+        if step == 7:
+            raise OSError(28, "No space left on device")
+
+    Reporter.step = failing_step
+
+if trouble == "evaluation":
+    from ringformer.train.evaluation import Evaluation
+
+    def failing_evaluation(self, state, step, run_if_due=Evaluation.run_if_due):
+        if step == 12:
+            raise OSError(5, "Input/output error")
+        run_if_due(self, state, step)
+
+    Evaluation.run_if_due = failing_evaluation
 """
 
 
@@ -105,7 +129,7 @@ def start(folder, compiled):
         processes = []
         for i in range(count):
             more = [*together, f"--process_id={i}"] if count > 1 else []
-            own = {k: v for k, v in environment.items() if environment.get("STUCK") in (None, str(i))}
+            own = {k: v for k, v in environment.items() if environment.get("OF") in (None, str(i))}
             env = cpu_environment(JAX_COMPILATION_CACHE_DIR=str(compiled), PYTHONPATH=str(ROOT)) | own
             errors = (folder / f"errors-{i}.txt").open("w+")
             stderr = nobody_reads() if closed else errors
@@ -279,7 +303,7 @@ def test_a_stopped_process_is_named(folder, start, victim):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_stuck_process_ends_within_its_limit(folder, start, count):
     """Its main thread hangs in a batch of its data; the others wait for it in a step."""
-    processes = start(count, "--config.step_minutes=0.1", STUCK=str(count - 1))
+    processes = start(count, "--config.step_minutes=0.1", TROUBLE="stuck", OF=str(count - 1))
     wait_for_step(folder, processes, 3)
     assert ended(processes, 40) == [76] * count, said(processes)
     stacks = (folder / "run" / "logs" / f"process-{count - 1}.txt").read_text()
@@ -293,10 +317,48 @@ def test_a_stuck_process_ends_within_its_limit(folder, start, count):
 @pytest.mark.slow
 def test_an_error_of_one_ends_all_with_its_code(folder, start):
     """Of process 1 alone, while it begins; process 0 has come that far, and would wait for it."""
-    processes = start(2, STUCK="1", BROKEN="1")
+    processes = start(2, TROUBLE="refused", OF="1")
     assert ended(processes, 120) == [2, 2]
     assert "process 1 of 2: its disk is another" in said(processes)[1][0]
     assert "process 1 ended: its disk is another" in said(processes)[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["0", "1"])
+def test_a_report_that_fails_on_one_of_two_processes_loses_no_step(folder, start, of):
+    """Nothing is due to be saved: both stop at the same step, and the same command goes on."""
+    processes = start(2, TROUBLE="report", OF=of)
+    assert ended(processes, 120) == [75, 75], said(processes)
+    at = latest_step(folder / "run")
+    (line,) = said(processes)[0]
+    failed = rf"the host of process {of} failed after step (\d+) \(OSError: \[Errno 28\] No space left on device; .*"
+    found = re.search(failed + rf"stopped at step {at} of 100000, which is saved in .*: the same command resumes", line)
+    assert found and 7 <= int(found[1]) <= at, line
+    assert steps(folder) == list(range(1, at + 1))
+    assert ended(start(2, f"--config.steps={at + 2}"), 120) == [0, 0]
+    assert steps(folder) == list(range(1, at + 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["0", "1"])
+@pytest.mark.parametrize("trouble", ["input", "evaluation"])
+def test_what_one_of_two_processes_cannot_take_part_in_ends_both_at_the_last_save(folder, start, trouble, of):
+    """The evaluation of step 12, or the batch of step 13: the steps since step 10 are lost, and both say so. If it
+    fails so again, neither is started again."""
+    often = ["--config.checkpoint_every=5", "--config.eval_every=6", "--config.data.held_out=0.2"]
+    for code, way_on in (
+        (76, "the same command resumes the run"),
+        (1, "it failed so before, and is not started again"),
+    ):
+        processes = start(2, *often, TROUBLE=trouble, OF=of)
+        assert ended(processes, 120) == [code] * 2, said(processes)
+        assert latest_step(folder / "run") == 10
+        for (line,) in said(processes):
+            assert f"the host of process {of} failed after step 12 (OSError: [Errno 5] Input/output error;" in line
+            assert "and the 2 steps since step 10 are lost" in line and way_on in line
+    assert json.loads((folder / "run" / "host_failure.json").read_text())["step"] == 12
+    last = "--config.steps=14"
+    assert ended(start(2, *often, last), 120) == [0, 0]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from ringformer.models.families.llama import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
+from ringformer.processes.stopping import StopReason
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train import evaluation, step
 from ringformer.train.evaluation import evaluate
@@ -146,7 +147,7 @@ def test_held_out_batches_without_a_trained_token_divide_nothing():
     data = HeldOut(mesh, 4, 3)
     data.batch = lambda i, sharding: None
     assert evaluate(nothing, {}, data, 3, None) == {"eval_tokens": 0}
-    assert evaluate(nothing, {}, data, 3, None, stop=lambda: True) is None
+    assert evaluate(nothing, {}, data, 3, None, stop=lambda: StopReason.by_signal(15)) is None
 
 
 def test_a_loss_that_is_not_finite_is_not_reported():

@@ -16,7 +16,7 @@ from flax import nnx
 
 from ringformer.checkpoints.saved_model import latest_step
 from ringformer.inference.generator import load_model
-from ringformer.processes.stopping import Terminated
+from ringformer.processes.stopping import INTERRUPTED, Stopped
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse, parse_stages
 from ringformer.train import stages
@@ -141,13 +141,13 @@ def test_the_record_has_the_step_at_which_a_stage_was_stopped(folder, monkeypatc
         run.run_dir.mkdir(parents=True)
         trained.append(run.config.run_dir)
         if run.config is configs[1]:
-            raise Terminated("stopped at step 2", signal.SIGINT)
+            raise Stopped("stopped at step 2", INTERRUPTED)
 
     trained: list[str] = []
     monkeypatch.setattr(stages, "train", train)
     monkeypatch.setattr(stages, "latest_step", lambda run_dir: last[run_dir] if run_dir in trained else None)
     runs = [SimpleNamespace(config=c, run_dir=Path(c.run_dir), allow=()) for c in configs]
-    with pytest.raises(Terminated):
+    with pytest.raises(Stopped):
         stages.train_stages(configs, runs)
     states = [row["state"] for row in json.loads((folder / "run" / "stages.json").read_text())]
     assert states == ["at step 4", "at step 2"]  # the first has no evaluation here
