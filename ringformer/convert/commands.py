@@ -92,7 +92,7 @@ def add_to_peft(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
 
 def _to_peft(args: argparse.Namespace) -> None:
     from ringformer.checkpoints.saved_model import base_of
-    from ringformer.convert.adapters import to_peft
+    from ringformer.convert.peft import to_peft
     from ringformer.runs.config_file import register_models
 
     register_models(args.config)

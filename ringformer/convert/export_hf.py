@@ -1,14 +1,15 @@
 """Export of a run's checkpoint to a folder that transformers loads."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringformer.checkpoints.saved_model import latest_checkpoint, model_of, run_context
-from ringformer.convert.adapters import adapters_of, add_adapters
-from ringformer.convert.block_streams import open_streams
+import numpy as np
+
+from ringformer.checkpoints.saved_model import model_of, run_context
+from ringformer.convert.adapters import MergedTensors
 from ringformer.convert.hf_config import KEPT, left_out, text_config, to_hf_config
-from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.model_card import model_card
 from ringformer.convert.output_folder import output_folder
 from ringformer.convert.safetensors_files import CODES, cast, supported_dtype, write_tensors
@@ -18,9 +19,6 @@ from ringformer.files.run_layout import CARD, CARRIED, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import as_decoder
-
-READING_ORDER = ("embed", "layers", "norm", "head")
-"""Parts of a model, in the order in which it uses them; exports have their tensors in this order."""
 
 
 class Exported(NamedTuple):
@@ -56,8 +54,6 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         supported_dtype(dtype)
     if shard_bytes < 1:
         raise ValueError(f"shard size {shard_bytes} must be at least 1 byte; 5 GB is usual")
-    base, adapters = adapters_of(run_dir)
-    checkpoint = latest_checkpoint(base)
     carried = contained_files(run_dir, CARRIED)
     imported = contained_files(run_dir, [HF_CONFIG])
     config = as_decoder(model_of(run_dir), run_dir)
@@ -65,11 +61,11 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     hf: dict[str, Any] = {}
     if imported:
         hf, _ = text_config(read_object(run_dir, HF_CONFIG))
-    stored = open_streams(checkpoint, config)
+    tensors = MergedTensors(run_dir, config)
     named: Any = dtype or hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
     origin = "as asked" if dtype else "as the Hugging Face model that it came from"
     if named not in tuple(CODES):  # absent, or a dtype that exports do not support
-        named = stored["embed",].dtype.numpy_dtype.name
+        named = tensors.dtype
         origin = "as stored"
     target = supported_dtype(named)
     scaling = config.rope_scaling
@@ -84,34 +80,16 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         if key in hf:
             hf_config[key] = hf[key]
     card = model_card(run_dir, hf_config, config.num_params, carried)
-    place = _tensors(config)
 
-    def blocks(name: str):
-        weight, layer = place[name]
-        for _, index in weight.blocks(layer):
-            block = add_adapters(adapters, weight.path, index, stored[weight.path][index].read().result())
-            yield cast(weight.to_tensor(block), target, name)
+    def blocks(name: str) -> Iterator[np.ndarray]:
+        for block in tensors.blocks(name):
+            yield cast(block, target, name)
 
     with output_folder(Path(out), carried) as building:
-        shapes = {name: weight.tensor_shape for name, (weight, _) in place.items()}
-        write_tensors(building, shapes, target, shard_bytes, blocks)
+        write_tensors(building, tensors.shapes, target, shard_bytes, blocks)
         (building / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
         (building / CARD).write_text(card, encoding="utf-8")
     return Exported(config, named, origin, left_out(hf, hf_config))
-
-
-def _tensors(config: DecoderConfig) -> dict[str, tuple[Weight, int]]:
-    """Return the parameter and the layer of each tensor, by the tensor's name, in `READING_ORDER`."""
-    place = {}
-    for weight in weights(config):
-        for layer, name in enumerate(weight.names):
-            place[name] = (weight, layer)
-
-    def position(tensor: tuple[str, tuple[Weight, int]]) -> tuple[int, int]:
-        _, (weight, layer) = tensor
-        return READING_ORDER.index(weight.path[0]), layer
-
-    return dict(sorted(place.items(), key=position))
 
 
 def _token_ids(run_dir: Path, run: dict[str, Any], hf: dict[str, Any]) -> dict[str, Any]:

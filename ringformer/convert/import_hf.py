@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from ringformer.checkpoints.rope_change import RopeChange
-from ringformer.convert.adapters import Factors, add_adapters, from_peft
+from ringformer.convert.adapters import Factors, add_adapters
 from ringformer.convert.block_streams import BlockStream, IndexedBlock, save_streams
 from ringformer.convert.hf_config import from_hf_config, text_config, text_model_config, with_rope
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.output_folder import output_folder
+from ringformer.convert.peft import check_base_weights, from_peft
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder, cast, supported_dtype
 from ringformer.data.tokenizers.special_tokens import model_tokens
-from ringformer.files.hub import MODEL_FILES, on_hub, snapshot
+from ringformer.files.hub import MODEL_FILES, check_download, on_hub, snapshot
 from ringformer.files.manifest import write_manifest
 from ringformer.files.run_layout import BASE_CARD, CARD, CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained, contained_files, read_object
@@ -48,13 +49,16 @@ def from_hf(
 
     Raises:
       ValueError: if ringformer does not support the model, `rope` does not fit it, tensors are missing, left over,
-        misshapen or not finite, a file lies outside `path` (`files/untrusted.py`), or `out` is not empty.
+        misshapen or not finite, a file lies outside `path` (`files/untrusted.py`) or is not what the hub has, adapters
+        are of other weights, or `out` is not empty.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
     target = supported_dtype(dtype)
     origin = str(Path(path).absolute())
     if on_hub(path):
         path, origin = snapshot(str(path), MODEL_FILES)
+    else:
+        check_download(Path(path), MODEL_FILES)
     path = Path(path)
     if not contained(path, "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
@@ -76,6 +80,7 @@ def from_hf(
     made_of: dict[str, Any] = {"origin": origin}
     if adapters is not None:
         factors = from_peft(Path(adapters), config, origin)
+        check_base_weights(Path(adapters), tensors, config)
         made_of["adapters"] = str(adapters)
     if rope is not None:
         made_of["rope"] = rope.settings

@@ -4,9 +4,11 @@
 `HF_HOME` the cache.
 """
 
+import hashlib
 import re
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +19,9 @@ TOKENIZER_FILES = "tokenizer*", "special_tokens_map.json", "config.json", "*.jin
 SECONDS = 30.0
 """Longest silence of a server."""
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
+_RECORD = re.compile(r"[0-9a-f]+\n(?P<hash>[0-9a-f]+)\n(?P<downloaded>\d+(\.\d*)?)\n")
+_SHA256_DIGITS = 64
+_GIT_DIGITS = 40
 
 
 class Snapshot(NamedTuple):
@@ -56,8 +61,8 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
       files: patterns of the files to download; None: all.
 
     Raises ValueError, in one line that says what to do, if the hub has no such repository or revision, a token is
-    missing, or the hub does not answer as it should: if it lists no files, the cache is used where it has the revision,
-    and a line on stderr says so.
+    missing, a file in the cache is not what the hub has, or the hub does not answer as it should: if it lists no files,
+    the cache is used where it has the revision, and a line on stderr says so.
     """
     repo, _, revision = name.removeprefix(PREFIX).partition("@")
     if not _ID.fullmatch(repo):
@@ -104,7 +109,63 @@ def snapshot(name: str, files: Sequence[str] | None = None, kind: Literal["model
             raise ValueError(f"{name}: {absent}it is not in the cache of the hub, and {why}") from None
         if not constants.HF_HUB_OFFLINE:
             print(f"warning: {name} is taken from the cache: {why}", file=sys.stderr)
+    check_download(Path(folder), files)
     return Snapshot(Path(folder), f"{PREFIX}{repo}@{Path(folder).name}")
+
+
+def check_download(folder: Path, files: Sequence[str] | None = None) -> None:
+    """Compare the files of a snapshot in the hub's cache, and of a folder that `hf download --local-dir` wrote, with
+    the hashes that the hub has of them: SHA-256 of large files, git's hash of small ones. Other files have none.
+
+    Args:
+      files: patterns of the names of the files to compare; None: all.
+
+    Raises ValueError for a file that differs.
+    """
+    for name, expected in _hashes_on_hub(folder).items():
+        is_asked = files is None or any(fnmatch(name, pattern) for pattern in files)
+        if is_asked:
+            _check_file(folder / name, expected)
+
+
+def _hashes_on_hub(folder: Path) -> dict[str, str]:
+    """Return the hashes that the hub has of the files of a folder, by name.
+
+    In the cache, a file is a link to a blob that its hash names. In a folder of its own it has a record of three lines,
+    the second of which is its hash; the third is the time of the download, so a file that was edited since has none.
+    """
+    hashes = {}
+    if folder.parent.name == "snapshots":
+        for path in sorted(folder.rglob("*")):
+            blob = path.resolve()
+            if path.is_symlink() and blob.is_file() and blob.parent.name == "blobs":
+                hashes[path.relative_to(folder).as_posix()] = blob.name
+    records = folder / ".cache" / "huggingface" / "download"
+    for record in sorted(records.rglob("*.metadata")):
+        name = record.relative_to(records).as_posix().removesuffix(".metadata")
+        described = _RECORD.fullmatch(record.read_text(errors="replace"))
+        path = folder / name
+        if described and path.is_file() and path.stat().st_mtime <= float(described["downloaded"]) + 1:
+            hashes[name] = described["hash"]
+    return hashes
+
+
+def _check_file(path: Path, expected: str) -> None:
+    """Raise ValueError if a file has another hash than the hub's. Hashes of other lengths are not of the content."""
+    with path.open("rb") as file:
+        if len(expected) == _SHA256_DIGITS:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        elif len(expected) == _GIT_DIGITS:
+            content = file.read()
+            actual = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        else:
+            return
+    if actual != expected:
+        stored = path.resolve()
+        raise ValueError(
+            f"{path} is not what the hub has: its hash is {actual}, must be {expected}. A disk or a cache changed it: "
+            f"delete {stored}, then the same command downloads it again"
+        )
 
 
 def _limit_waiting(session: Any) -> None:

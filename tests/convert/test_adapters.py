@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.cli import main
 from ringformer.convert import from_hf
-from ringformer.convert.adapters import from_peft
+from ringformer.convert.peft import from_peft
 from ringformer.inference.generator import Generator, load_model
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse
@@ -156,6 +156,37 @@ def test_adapters_of_another_base_are_refused(folder, tmp_path, capsys):
     command = ["convert", "from-hf", str(tmp_path / "theirs"), str(tmp_path / "ours"), f"--adapters={folder}/peft"]
     assert main(command) == 2
     assert "adapters of another base?" in capsys.readouterr().err and not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
+def test_weights_of_another_base_of_the_same_shape_are_refused(folder, tmp_path, capsys, dtype):
+    """One weight differs by one step of bfloat16; the base itself is found again in either dtype."""
+    shutil.copytree(folder / "theirs", tmp_path / "theirs")
+    tensors = load_file(folder / "theirs" / "model.safetensors")
+    stored = {name: x.to(dtype) for name, x in tensors.items()}
+    save_file(stored, tmp_path / "theirs" / "model.safetensors")
+    command = ["convert", "from-hf", str(tmp_path / "theirs"), str(tmp_path / "ours"), f"--adapters={folder}/peft"]
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+    shutil.rmtree(tmp_path / "ours")
+    last = stored["model.layers.1.mlp.down_proj.weight"]
+    last[-1, -1] *= 1.01
+    save_file(stored, tmp_path / "theirs" / "model.safetensors")
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "/peft has adapters of other weights: of " in error and error.count("\n") == 1
+    assert not (tmp_path / "ours").exists()
+
+
+def test_adapters_that_name_no_weights_are_said_to(folder, tmp_path, capsys):
+    """Those that PEFT itself wrote."""
+    shutil.copytree(folder / "peft", tmp_path / "peft")
+    tensors = load_file(folder / "peft" / "adapter_model.safetensors")
+    save_file(tensors, tmp_path / "peft" / "adapter_model.safetensors", {"format": "pt"})
+    command = ["convert", "from-hf", str(folder / "theirs"), str(tmp_path / "ours"), f"--adapters={tmp_path}/peft"]
+    assert main(command) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(f"warning: {tmp_path}/peft does not say which weights its adapters were trained on")
 
 
 def test_the_base_on_the_hub_is_compared(folder, tmp_path):

@@ -1,11 +1,12 @@
 """Models, tokenizers and datasets of the hub, against its protocol on this machine; what is not there is one line."""
 
 import json
+import os
 import shutil
 import time
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download
 
 from ringformer.cli import main
 from ringformer.data import load_tokenizer
@@ -14,6 +15,7 @@ from ringformer.files.hub import on_hub
 from tests.convert.families import save_tiny
 from tests.files.hub_stub import COMMIT, broken, served
 
+SNAPSHOT_AND_FOLDER = [pytest.param(place, marks=pytest.mark.slow) for place in ("snapshot", "local_dir")]
 CLOSED = "http://127.0.0.1:9"
 
 
@@ -165,3 +167,65 @@ def test_a_folder_is_not_on_the_hub(tmp_path, monkeypatch):
     assert on_hub("local/other") and on_hub("local/other@v1") and on_hub("hf://local/model")
     shutil.rmtree(tmp_path / "local")
     assert on_hub("local/model")
+
+
+def flip(path):
+    """Change one bit in the middle of a file, and leave its times as they are."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    times = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("place", ["cache", *SNAPSHOT_AND_FOLDER])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_changed_bit_of_a_download_is_found(cached, tmp_path, capsys, place, name):
+    """In the cache and in a folder of its own; without the file, the same command downloads it again."""
+    folder = hub_module.snapshot("hf://local/qwen3").folder
+    words = {"cache": "hf://local/qwen3", "snapshot": str(folder), "local_dir": str(tmp_path / "downloaded")}
+    if place == "local_dir":
+        folder = tmp_path / "downloaded"
+        snapshot_download("local/qwen3", local_dir=folder)
+    command = ["convert", "from-hf", words[place], str(tmp_path / "out")]
+    flip(folder / name)
+    stored = (folder / name).resolve()
+    assert main(command) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"{folder / name} is not what the hub has: its hash is " in error
+    assert f"delete {stored}, then" in error and not (tmp_path / "out").exists()
+    stored.unlink()
+    if place == "cache":
+        assert main(command) == 0
+
+
+def test_a_changed_bit_of_a_dataset_is_found(cached, tmp_path, capsys):
+    folder = hub_module.snapshot("hf://local/test", kind="dataset").folder
+    flip(folder / "train.jsonl")
+    words = ["--source=hf://local/test", f"--store={tmp_path / 'store'}", "--tokenizer=bytes", "--held_out=0"]
+    assert main(["data", "prepare", *words]) == 2
+    assert "train.jsonl is not what the hub has" in capsys.readouterr().err
+
+
+def test_an_edited_file_is_not_compared(cached, tmp_path):
+    """A person may edit a config.json that `hf download --local-dir` wrote."""
+    folder = tmp_path / "downloaded"
+    snapshot_download("local/qwen3", local_dir=folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text() + "\n")
+    os.utime(config, (time.time() + 10, time.time() + 10))
+    hub_module.check_download(folder)
+
+
+def test_hashes_are_those_of_git(tmp_path):
+    """`printf 'hello\\n' | git hash-object --stdin`."""
+    blobs = tmp_path / "models--a--b" / "blobs"
+    snapshot = tmp_path / "models--a--b" / "snapshots" / COMMIT
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (blobs / "ce013625030ba8dba906f756967f9e9ca394464a").write_bytes(b"hello\n")
+    (snapshot / "NOTICE").symlink_to(blobs / "ce013625030ba8dba906f756967f9e9ca394464a")
+    hub_module.check_download(snapshot)
+    (blobs / "ce013625030ba8dba906f756967f9e9ca394464a").write_bytes(b"hellp\n")
+    with pytest.raises(ValueError, match="its hash is "):
+        hub_module.check_download(snapshot)
