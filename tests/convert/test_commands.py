@@ -31,7 +31,7 @@ def test_the_verbs_and_a_verdict_each_way(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["to-hf", "nowhere", "out"], "nowhere: there is no checkpoint"),
+        (["to-hf", "nowhere", "out"], "nowhere has no config.json: name the folder of a run"),
         (["from-hf", "nowhere", "out"], "nowhere has no config.json"),
         (["verify", "nowhere", "nowhere"], "nowhere has no config.json"),
         (["form-hf"], "did you mean 'convert from-hf'"),

@@ -15,6 +15,7 @@ from ringformer.convert.safetensors_files import TensorFolder
 from ringformer.files.run_layout import CARRIED
 from tests.convert.models import save_model, tensors
 from tests.convert.test_import_hf import HF
+from tests.files.hub_stub import hash_on_hub
 
 INDEX = "model.safetensors.index.json"
 
@@ -92,9 +93,10 @@ def test_a_snapshot_of_the_hugging_face_cache_is_converted(theirs, tmp_path):
     snapshot.mkdir(parents=True)
     (repository / "blobs").mkdir()
     (theirs / "tokenizer.model").write_text("a tokenizer")
-    for i, path in enumerate(sorted(theirs.iterdir())):
-        shutil.copyfile(path, repository / "blobs" / f"{i:040x}")
-        (snapshot / path.name).symlink_to(f"../../blobs/{i:040x}")
+    for path in theirs.iterdir():
+        blob = hash_on_hub(path.name, path.read_bytes())
+        shutil.copyfile(path, repository / "blobs" / blob)
+        (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
     from_hf(snapshot, tmp_path / "ours")
     to_hf(tmp_path / "ours", tmp_path / "back")
     assert (tmp_path / "back" / "tokenizer.model").read_text() == "a tokenizer"
