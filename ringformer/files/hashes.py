@@ -24,6 +24,11 @@ def content_hash(content: bytes) -> str:
     return content_digest(content).hex()
 
 
+def hash_sources(folder: Path) -> str:
+    """Return the content hash of all Python files under a folder."""
+    return content_hash(b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py"))))
+
+
 def hash_file(path: str | Path) -> str:
     """Return the xxh3_128 of a file's content, in hexadecimal digits. The file is read in blocks."""
     import xxhash

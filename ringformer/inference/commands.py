@@ -284,11 +284,13 @@ def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) ->
     """
     from ringformer.files.hashes import hash_object
     from ringformer.processes.rendezvous import ProcessesMissing, known_places, meet, start_jax
+    from ringformer.processes.software import software
     from ringformer.processes.stderr import divert_native_stdout
 
     own = {"process_id", "coordinator_address", "num_processes", "prompt", "prompt_file"}
     asked = {f"--{key}": value for key, value in vars(args).items() if key not in own and not callable(value)}
     asked["the prompt's hash"] = hash_object({"prompt": prompt})
+    asked |= software()
     try:
         meet(replace(member, asked=asked), MEET_SECONDS, known_places)
     except ProcessesMissing as error:

@@ -20,7 +20,7 @@ from einops import rearrange
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from ringformer.files.hashes import content_hash
+from ringformer.files.hashes import content_hash, hash_sources
 from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import ModelConfig
@@ -295,6 +295,6 @@ def _key(trial: Trial, device: jax.Device) -> str:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     folder = Path(next(iter(kernels.__path__)))
-    sources = content_hash(b"".join(path.read_bytes() for path in sorted(folder.parent.rglob("*.py"))))
+    sources = hash_sources(folder.parent)
     text = json.dumps([asdict(trial), device.device_kind, versions, sources], sort_keys=True)
     return content_hash(text.encode())

@@ -35,7 +35,7 @@ class Membership:
     local_devices: Sequence[int] | None = None
     """Devices of this host that belong to this process; None: all of them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the command, by key; they must be the same on all processes."""
+    """Options of the command and its software (`software.py`), by key; they must be the same on all processes."""
 
     def __str__(self) -> str:
         return f"process {self.index} of {self.count}, meeting at {self.address}"
@@ -93,8 +93,8 @@ def meet(member: Membership, seconds: float, places: Callable[[], Mapping[int, s
 
     Raises:
       ProcessesMissing: some failed to join within `seconds`; the message names them.
-      ValueError: two processes came with the same number, or a process came with another number of processes or another
-        config.
+      ValueError: two processes came with the same number, or a process came with another number of processes, other
+        options or other software.
       OSError: the port is taken.
     """
     if member.count == 1:
@@ -165,8 +165,8 @@ def _refusal(member: Membership, newcomer: _Newcomer, came: Mapping[int, str]) -
         )
     if differs := _differences(member.asked, asked):
         return (
-            f"process {process} on {place} was started with another config than process 0 on {_here()}: "
-            f"{differs}; start all with the same config"
+            f"process {process} on {place} was started otherwise than process 0 on {_here()}: "
+            f"{differs}; start all with the same config, software and environment"
         )
     if process in came:
         return f"two processes claim to be process {process}, on {came[process]} and on {place}"

@@ -91,6 +91,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     from flax.traverse_util import flatten_dict
 
     from ringformer.parallel.mesh import simulate_cpu_devices
+    from ringformer.processes.software import software
     from ringformer.runs.config_file import load_config, parse_stages
 
     values = load_config(args.config, args.overrides)
@@ -104,8 +105,8 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     if (member := member_of(args, seconds)) is not None:
         if not values.run_dir:
             raise ValueError("several processes need a common folder: set it, e.g. --config.run_dir=/shared/runs/mine")
-        asked = {"--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
-        asked |= flatten_dict(values.to_dict(), sep=".")
+        asked = {"--stage": args.stage, "--allow": args.allow}
+        asked |= software() | flatten_dict(values.to_dict(), sep=".")
         supervisor.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
     from ringformer.processes.stopping import Stopped
     from ringformer.runs.folder import nothing_left

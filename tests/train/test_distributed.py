@@ -168,7 +168,7 @@ def test_processes_compare_config_stage_and_version(monkeypatch, capsys, tmp_pat
     assert main(["train", "--config=configs/quickstart.py", *arguments]) == 2
     said = capsys.readouterr().err
     compared = json.loads(said[said.index("{") :].replace("\n", ""))
-    assert compared["seed"] == 7 and compared["JAX"] == jax.__version__
+    assert compared["seed"] == 7 and compared["jax"] == jax.__version__ and len(compared["ringformer's code"]) == 32
     assert (compared["--stage"], compared["--allow"]) == (None, "seed")
 
 
