@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def _inspect(args: argparse.Namespace) -> None:
     from ringformer.data.packing.options import PackingOptions
     from ringformer.data.packing.ring_balance import balances, show_balance
     from ringformer.data.packing.stream import DocumentStream
-    from ringformer.data.stores.folder import open_one
+    from ringformer.data.stores.folder import check_all, open_one
     from ringformer.data.stores.inspect_store import show_samples
     from ringformer.data.tokenizers.load import load_tokenizer
 
@@ -89,6 +90,7 @@ def _inspect(args: argparse.Namespace) -> None:
             f"--min_length={args.min_length}, --max_length={args.max_length} need --ring_size and --seq_len"
         )
     store = open_one(args.store, ("train",))
+    check_all(Path(args.store), partial(print, file=sys.stderr))
     copied = store.path.parent / "tokenizer"
     usual = str(copied) if copied.is_dir() else "bytes"
     tokenizer = load_tokenizer(args.tokenizer or usual)

@@ -30,7 +30,7 @@ from ringformer.data.sources.text_encoding import parse_encodings
 from ringformer.data.stores.beginning import begins_documents
 from ringformer.data.stores.chat_encoding import ChatEncoder
 from ringformer.data.stores.encoding import DocumentEncoder, Encoded, in_groups
-from ringformer.data.stores.folder import check_folder, new_folder
+from ringformer.data.stores.folder import check_folder, new_stores
 from ringformer.data.stores.format_hints import ways_to_read
 from ringformer.data.stores.options import OF_DOCUMENTS, REWRITTEN_BEFORE, StoreOptions, rules_of
 from ringformer.data.stores.preparation_report import make_report
@@ -173,7 +173,7 @@ def build_stores(
     fingerprinted = _fingerprinted(settings)
     names = ("train", "eval") if held_out else ("train",)
     start = time.perf_counter()
-    with new_folder(directory) as building:
+    with new_stores(directory) as building:
         files = source_state(settings["source"]) if "source" in settings else {}
         with ExitStack() as stack:
             writers: dict[str, StoreWriter] = {}

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from ringformer.cli import main
 from ringformer.data import ByteTokenizer, Document, build_stores
 from ringformer.data.stores import folder
+from ringformer.files.new_folder import this_process
 
 DOCUMENTS = [Document(f"text {i}", f"document {i}") for i in range(50)]
 
 BUILDS = """
 import sys, time
+from ringformer.cli import main
 from ringformer.data import ByteTokenizer, Document, build_stores
 
 def documents():
@@ -49,7 +52,7 @@ def test_all_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
     at = events.index("rename")
     (building,) = {event[0].relative_to(tmp_path).parts[0] for event in events[:at]}
     there = {(path.relative_to(tmp_path / "s"), path.stat().st_size) for path in (tmp_path / "s").rglob("*")}
-    before = {(path.relative_to(tmp_path / building), size) for path, size in events[:at]}
+    before = {(path.relative_to(tmp_path / building / "s"), size) for path, size in events[:at]}
     assert len(there) > 10 and {name for name, _ in there} | {Path(".")} <= {name for name, _ in before}
     assert {(name, size) for name, size in there if (tmp_path / "s" / name).is_file()} <= before
     assert [path for path, _ in events[at + 1 :]] == [tmp_path]
@@ -89,7 +92,7 @@ def test_a_builder_that_cannot_be_asked_is_given_a_day(tmp_path, note):
     left = tmp_path / "s.building-0123abcd"
     (left / "train").mkdir(parents=True)
     (left / "train" / "tokens.bin").write_bytes(b"tokens")
-    here = folder._this_process()
+    here = this_process()
     others = {"another host": {"host": "h", "machine": "h b"}, "before a boot": {"machine": "b"}}
     builder = here | others.get(note, {"began": "1"})
     if note != "none":
@@ -112,3 +115,16 @@ def test_a_store_of_the_version_before_says_so(tmp_path):
     (tmp_path / "s" / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r"manifest\.json is missing: delete the store and build it again"):
         folder.open_one(tmp_path / "s", ("train",))
+
+
+@pytest.mark.parametrize("name", ["train/tokens.bin", "eval/tokens.bin", "eval/store.json", "report.json"])
+def test_inspect_compares_every_file(tmp_path, capsys, name):
+    build_stores(tmp_path / "s", DOCUMENTS, ByteTokenizer(), held_out=0.2)
+    assert main(["data", "inspect", str(tmp_path / "s")]) == 0
+    content = bytearray((tmp_path / "s" / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "s" / name).write_bytes(content)
+    capsys.readouterr()
+    assert main(["data", "inspect", str(tmp_path / "s")]) == 2
+    error = capsys.readouterr().err
+    assert name in error and "delete the store and build it again" in error and error.count("\n") == 1
