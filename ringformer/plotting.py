@@ -4,11 +4,14 @@ Text in an SVG stays text, and the background is white, so that figures look the
 """
 
 import importlib.util
+import io
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
+
+from ringformer.files.atomic import write_whole
 
 INK = "#24292f"
 FAINT = "#6e7781"
@@ -54,8 +57,11 @@ def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
         with plt.rc_context(STYLE):
             figure = draw(plt, *data)
             metadata = {"Date": None} if Path(path).suffix == ".svg" else None
-            figure.savefig(path, dpi=120, metadata=metadata, bbox_inches="tight", pad_inches=0.1)
+            image = io.BytesIO()
+            kind = Path(path).suffix.removeprefix(".")
+            figure.savefig(image, format=kind or None, dpi=120, metadata=metadata, bbox_inches="tight", pad_inches=0.1)
             plt.close(figure)
+        write_whole(Path(path), image.getvalue())
 
     return write
 

@@ -10,8 +10,9 @@ import ringformer
 
 ROOT = Path(ringformer.__file__).parent
 FLOORS = (
-    ("hardware", "plotting"),
+    ("hardware",),
     ("files",),
+    ("plotting",),
     ("cli",),
     ("ops",),
     ("models",),

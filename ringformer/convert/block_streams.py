@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ringformer.checkpoints.array_folder import PlainFiles, Restore, Save, tree_faults, tree_hashes
+from ringformer.checkpoints.array_folder import PlainFiles, Restore, Save, cause_of, quiet, tree_faults, tree_hashes
 from ringformer.checkpoints.zarr_files import Leaf, Place, array_context, open_array, write_arrays
 from ringformer.convert.hf_weights import ParamPath, Weight, weights
 from ringformer.files.chunks import array_metadata
@@ -62,9 +62,18 @@ class _StreamHandler(ocp.type_handlers.TypeHandler):
 
 
 def save_streams(folder: Path, streams: dict[ParamPath, BlockStream]) -> None:
-    """Write a checkpoint of the parameters that the streams contain, by path."""
-    with ocp.Checkpointer(PlainFiles(BlockStream, _StreamHandler())) as checkpointer:
-        checkpointer.save(folder.absolute(), Save({"params": unflatten_dict(streams)}))
+    """Write a checkpoint of the parameters that the streams contain, by path.
+
+    Raises OSError if it cannot be written, and whatever a stream raises.
+    """
+    quiet()
+    try:
+        with ocp.Checkpointer(PlainFiles(BlockStream, _StreamHandler())) as checkpointer:
+            checkpointer.save(folder.absolute(), Save({"params": unflatten_dict(streams)}))
+    except ValueError as error:
+        if "tensorstore_spec=" not in str(error):
+            raise
+        raise OSError(f"the arrays cannot be written ({cause_of(error)})") from None
 
 
 def open_streams(folder: Path, config: DecoderConfig) -> dict[ParamPath, ts.TensorStore]:

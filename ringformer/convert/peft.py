@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from ringformer.checkpoints.saved_model import base_of, lora_of, model_of, run_context
 from ringformer.convert.adapters import Factors, MergedTensors, read_adapters
@@ -101,7 +101,8 @@ def to_peft(run_dir: str | Path, out: str | Path) -> int:
         arguments.append(f"rope_parameters={rope!r}")
     card = model_card(run_dir, hf, count, carried, ", ".join(arguments))
     with output_folder(Path(out), carried) as building:
-        save_file(tensors, building / ADAPTERS, {"format": "pt", BASE_WEIGHTS: base_weights})
+        content = save(tensors, {"format": "pt", BASE_WEIGHTS: base_weights})
+        (building / ADAPTERS).write_bytes(content)
         (building / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
         (building / CARD).write_text(card, encoding="utf-8")
     return count

@@ -12,6 +12,7 @@ from ringformer.checkpoints.rope_change import RopeChange, rope_change
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.evals.case_file import CaseFile, CheckRow
 from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
+from ringformer.files.atomic import write_whole
 from ringformer.files.output_place import check_output
 from ringformer.files.resumed_lines import lock
 from ringformer.files.run_layout import CASES, EVALS
@@ -123,7 +124,7 @@ def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., No
     folder = file.path.parent
     figure = f"{file.evaluation}.png"
     text = f"{title}\n{table}\n"
-    (folder / TABLE).write_text(text, encoding="utf-8")
+    write_whole(folder / TABLE, text)
     print(text, end="")
     draw(*data, title, path=folder / figure)
     say(f"{folder}: {CASES}, {TABLE}, {figure}")

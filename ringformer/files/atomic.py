@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,17 @@ CHECKSUM = "ringformer_checksum"
 """Key under which a JSON object holds its own hash; no other program uses this key."""
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Context for writing `path`: an error of the system that names no file, such as that of a full disk, names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file atomically: a reader finds either the old or the new content, even after a crash.
 
@@ -19,10 +31,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
     write a path.
     """
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content.encode() if isinstance(content, str) else content)
-    sync(part)
-    part.replace(path)
-    sync(path.parent)
+    with naming(path):
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(part)
+        part.replace(path)
+        sync(path.parent)
 
 
 def write_object(path: Path, values: Mapping[str, Any]) -> None:
@@ -33,7 +46,7 @@ def write_object(path: Path, values: Mapping[str, Any]) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Append a line to a file, and wait until it is on the disk."""
-    with path.open("a") as file:
+    with naming(path), path.open("a") as file:
         file.write(line + "\n")
     sync(path)
     sync(path.parent)

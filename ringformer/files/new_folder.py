@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ringformer.files.atomic import sync
+from ringformer.files.atomic import naming, sync
 from ringformer.files.output_place import check_output
 from ringformer.files.process_identity import began, machine
 
@@ -33,7 +33,8 @@ def new_folder(place: Path, flag: str) -> Iterator[Path]:
     Args:
       flag: option that names the place, for errors.
 
-    Raises ValueError like `check_output`, and OSError if `place` is not empty by the end.
+    Raises ValueError like `check_output`, and OSError, which names `place`, if the disk is full or `place` is not empty
+    by the end.
     """
     check_output(place, flag)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,8 @@ def new_folder(place: Path, flag: str) -> Iterator[Path]:
         temporary.mkdir()
         (temporary / BUILDER).write_text(json.dumps(this_process()))
         building.mkdir()
-        yield building
+        with naming(place):
+            yield building
         for path in (*building.rglob("*"), building):
             sync(path)
         building.rename(place)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ringformer.files.atomic import write_object
+from ringformer.files.atomic import naming, write_object
 from ringformer.files.untrusted import read_object
 
 MADE_BY = ".made_by.json"
@@ -34,11 +34,12 @@ class ResumedLines:
 
     def append(self, line: str) -> None:
         """Append a line, and wait until it is on the disk."""
-        self._file.truncate(self._size)
-        self._file.seek(self._size)
-        self._size += self._file.write(line.encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            self._file.truncate(self._size)
+            self._file.seek(self._size)
+            self._size += self._file.write(line.encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
 
 @contextmanager

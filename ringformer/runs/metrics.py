@@ -14,7 +14,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ringformer.files.atomic import write_whole
+from ringformer.files.atomic import naming, write_whole
 from ringformer.files.run_layout import METRICS
 from ringformer.runs.boards import GuardedBoard, TensorBoard, WeightsAndBiases
 from ringformer.runs.config import Config
@@ -85,7 +85,7 @@ class Reporter:
         )
         self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
-        path = Path(run_dir) / METRICS
+        self._path = path = Path(run_dir) / METRICS
         kept = [row for row in read_metrics(path) if step and row["step"] <= step]
         self.history: list[dict[str, Any]] = kept
         trained = set[int]()
@@ -142,7 +142,8 @@ class Reporter:
     def sync(self) -> None:
         """Wait until the rows are on disk, so that no checkpoint outlives the rows of its steps."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            with naming(self._path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Stop the progress bar and close the file and the boards."""
@@ -153,7 +154,8 @@ class Reporter:
 
     def _write(self, step, values):
         if self._file is not None:
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            with naming(self._path):
+                self._file.write(json.dumps({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
         for row in values.get("eval_by_position", ()):
             numbers[f"eval_loss_to_{row['last']}"] = row["loss"]

@@ -57,6 +57,6 @@ def open_one(path: str | Path, names: Sequence[str]) -> TokenStore:
 def check_all(path: Path, say: Callable[[str], None]) -> None:
     """Compare every file of the store at `path`, or of all stores in that folder, with its hash, and wait until this is
     done. `say` is told of waits. Raises ValueError for a file that has changed."""
-    found = [described.parent for described in sorted(path.glob("*/store.json"))]
-    for place in found or [path]:
+    stores = [described.parent for described in sorted(path.glob("*/store.json"))]
+    for place in stores or [path]:
         open_one(place, ()).check.wait(say)

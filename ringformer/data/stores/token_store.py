@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 from array import array
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,10 @@ class StoreWriter:
         self._hash.update(digest)
 
     def close(self) -> None:
-        self._tokens.close()
-        for file in (self._mask, self._names):
-            if file is not None:
-                file.close()
+        with ExitStack() as stack:  # closes all, also if the disk is full
+            for file in (self._tokens, self._mask, self._names):
+                if file is not None:
+                    stack.callback(file.close)
 
     def finish(self, *, skipped_empty: int, settings: dict[str, Any]) -> None:
         """Write store.json. Raises ValueError for a mask that trains on nothing or everything."""

@@ -17,6 +17,7 @@ from ringformer.data.tokenizers.token_bytes import (
     split_at_controls,
     trained_tokens,
 )
+from ringformer.files.atomic import write_whole
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -148,4 +149,4 @@ def train_sentencepiece(texts: Iterable[str], path: str | Path, vocab_size: int)
         )
     except RuntimeError as error:
         raise ValueError(f"SentencePiece cannot make vocab_size={vocab_size} from these texts: {error}") from None
-    path.write_bytes(model.getvalue())
+    write_whole(path, model.getvalue())

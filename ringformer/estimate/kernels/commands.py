@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from ringformer.cli.parser import output_file
+from ringformer.files.atomic import write_whole
 
 
 def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -60,6 +61,6 @@ def _tune(args: argparse.Namespace) -> int:
                 "candidates": [candidate._asdict() for candidate in candidates],
             }
         )
-    out.write_text(json.dumps(table | {"sizes": sizes}, indent=1) + "\n")
+    write_whole(out, json.dumps(table | {"sizes": sizes}, indent=1) + "\n")
     print(f"written to {out}")
     return 0
