@@ -187,11 +187,11 @@ def restore_params(
     Raises DamagedFiles, naming the files, if they differ from what was written; FileNotFoundError or ValueError if the
     weights that adapters belong to are not there, or are others now.
     """
-    lora = lora_of(run_dir)
-    if lora is None:
-        return _restore(run_dir, weights, mesh, dtypes)
-    params = restore_params(base_of(run_dir), weights, mesh, dtypes)
-    return Lora(lora, model_of(run_dir), mesh).merge(params, restore_adapters(run_dir, mesh))
+    base, adapted = runs_with_adapters(run_dir)
+    params = _restore(base, weights, mesh, dtypes)
+    for run, lora in adapted:
+        params = Lora(lora, model_of(run), mesh).merge(params, restore_adapters(run, mesh))
+    return params
 
 
 def restore_adapters(run_dir: str | Path, mesh: Mesh) -> Any:
@@ -208,6 +208,20 @@ def lora_of(run_dir: str | Path) -> LoraConfig | None:
         return None
     values = read_object(run_dir, CONFIG, "restore it").get("lora") or {}
     return LoraConfig(**values) if values.get("rank") else None
+
+
+def runs_with_adapters(run_dir: str | Path) -> tuple[Path, list[tuple[Path, LoraConfig]]]:
+    """Return the folder of the weights that a run began with, and the runs that trained adapters on them, the first one
+    first and this run last; none if it trained all weights. Raises as `base_of`, and ValueError for runs in a circle.
+    """
+    base = Path(run_dir)
+    adapted: list[tuple[Path, LoraConfig]] = []
+    while (lora := lora_of(base)) is not None:
+        if any(base.samefile(run) for run, _ in adapted):
+            raise ValueError(f"{base} has adapters of its own weights: its {IDENTITY} is not what a run wrote")
+        adapted.insert(0, (base, lora))
+        base = base_of(base)
+    return base, adapted
 
 
 def base_of(run_dir: str | Path) -> Path:

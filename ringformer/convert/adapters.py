@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from ringformer.checkpoints.saved_model import base_of, latest_checkpoint, lora_of, restore_adapters
+from ringformer.checkpoints.saved_model import latest_checkpoint, restore_adapters, runs_with_adapters
 from ringformer.convert.block_streams import open_streams
 from ringformer.convert.hf_weights import ParamPath, Weight, weights
 from ringformer.models.decoder_config import DecoderConfig
@@ -76,15 +76,15 @@ def adapters_of(run_dir: Path) -> tuple[Path, Factors]:
     """Return the folder of the weights that a run began with, and the adapters to add to them: those of the run and of
     the runs before it that trained adapters, the first one first."""
     factors: Factors = {}
-    while (lora := lora_of(run_dir)) is not None:
-        layers = read_adapters(run_dir)["layers"]
+    base, adapted = runs_with_adapters(run_dir)
+    for run, lora in adapted:
+        layers = read_adapters(run)["layers"]
         for name in lora.names:
             part, weight, _ = PROJECTIONS[name]
             a = layers[part][weight]["a"]
             b = layers[part][weight]["b"]
-            factors.setdefault(("layers", part, weight), []).insert(0, (lora.scale, a, b))
-        run_dir = base_of(run_dir)
-    return run_dir, factors
+            factors.setdefault(("layers", part, weight), []).append((lora.scale, a, b))
+    return base, factors
 
 
 def read_adapters(run_dir: Path) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from ringformer.checkpoints.saved_model import model_of
+from ringformer.checkpoints.saved_model import checkpoint_hash, latest_step, model_of
 from ringformer.cli import main
 from ringformer.convert import from_hf
 from ringformer.convert.peft import from_peft
+from ringformer.files.atomic import write_object
+from ringformer.files.untrusted import read_object
 from ringformer.inference.generator import Generator, load_model
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse
@@ -225,3 +227,20 @@ def test_a_base_named_from_the_working_directory_is_found_from_elsewhere(tmp_pat
     monkeypatch.chdir(tmp_path)
     from_hf("theirs", tmp_path / "base")
     assert json.loads((tmp_path / "base" / "config.json").read_text())["origin"] == str(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("bases", [("a",), ("b", "a")], ids=["itself", "one another"])
+def test_runs_that_are_their_own_base_are_refused(folder, tmp_path, capsys, bases):
+    """Crafted by hand: each of them has adapters of the next one."""
+    for name, base in zip(("a", "b"), bases, strict=False):
+        shutil.copytree(folder / "run", tmp_path / name)
+        recorded = read_object(tmp_path / name, "identity.json")
+        checkpoint = checkpoint_hash(tmp_path / name / "checkpoints" / str(latest_step(tmp_path / name)))
+        recorded["identity"]["init_from"] |= {"at": str(tmp_path / base), "checkpoint": checkpoint}
+        write_object(tmp_path / name / "identity.json", recorded)
+    for command in (
+        ["convert", "to-hf", f"{tmp_path}/a", f"{tmp_path}/out"],
+        ["generate", "--prompt=hi", "--max_new_tokens=4", f"--run={tmp_path}/a"],
+    ):
+        assert main(command) == 2
+        assert f"{tmp_path}/a has adapters of its own weights" in capsys.readouterr().err.splitlines()[-1]
