@@ -1,6 +1,5 @@
 """LongEval's line retrieval: a record of lines, each with a number, and a question for the number of one line."""
 
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
 from ringformer.evals.texts.words import distinct_pairs
+from ringformer.files.json_text import parse_json
 
 HEADER = (
     "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and contains a "
@@ -151,7 +151,7 @@ def read_official(path: str | Path) -> list[Case]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             fields = row["prompt"], row["expected_number"], row["num_lines"], row["random_idx"][1]
             if tuple(map(type, fields)) != (str, int, int, int) or not row["prompt"]:
                 raise TypeError

@@ -16,6 +16,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ringformer.files.json_text import parse_json
+
 _GREETING = "ringformer 2"
 """First value of every message. It distinguishes a process of a run from an unrelated program that connects to the
 port."""
@@ -224,7 +226,7 @@ def _hear(peer: socket.socket, seconds: float) -> Any:
     peer.settimeout(seconds)
     try:
         with peer.makefile() as lines:
-            greeting, value = json.loads(lines.readline(2**20))
+            greeting, value = parse_json(lines.readline(2**20))
     except (ValueError, TypeError):
         return None
     return value if greeting == _GREETING else None

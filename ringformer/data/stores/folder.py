@@ -26,6 +26,7 @@ from ringformer.data.stores.checked_array import REBUILD
 from ringformer.data.stores.integrity import check_files, read_meta
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.files.atomic import sync
+from ringformer.files.json_text import parse_json
 from ringformer.files.manifest import MANIFEST, DamagedFiles, read_manifest, write_manifest
 from ringformer.files.output_place import check_output
 from ringformer.files.process_identity import began, machine
@@ -99,7 +100,7 @@ def _remove_leftovers(directory: Path) -> None:
 def _is_being_built(folder: Path) -> bool:
     builder: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the builder was killed before writing it
-        builder = json.loads((folder / BUILDER).read_text())
+        builder = parse_json((folder / BUILDER).read_text())
     if machine() and builder.get("machine") == machine():
         return began(builder["pid"]) == builder["began"]
     changed = [path.stat().st_mtime for path in (folder, *folder.rglob("*")) if path.exists()]

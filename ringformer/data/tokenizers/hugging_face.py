@@ -28,6 +28,7 @@ from ringformer.data.tokenizers.token_bytes import (
     metaspace_bytes,
     trained_tokens,
 )
+from ringformer.files.json_text import parse_json
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
 BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
@@ -53,7 +54,7 @@ class HuggingFaceTokenizer(Tokenizer):
         path = existing_file(path)
         source = path.read_text(encoding="utf-8")
         try:
-            description = json.loads(source)
+            description = parse_json(source)
             self._original = tokenizers.Tokenizer.from_str(source)
         except Exception as error:  # the library raises no narrower class
             raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
