@@ -83,12 +83,13 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 
 
 def _estimate(args: argparse.Namespace) -> int:
+    from ringformer.cli.settings import LARGEST
     from ringformer.estimate.inference.commands import estimate_inference
     from ringformer.estimate.training_command import estimate_training
     from ringformer.estimate.workloads.targets import only_compilers
 
     for name, value in given(args, COUNTS).items():
-        if value < 1:
-            raise ValueError(f"--{name}={value} must be at least 1")
+        if not 1 <= value <= LARGEST:
+            raise ValueError(f"--{name}={value} must be at least 1, and at most {LARGEST:,}")
     only_compilers()
     return estimate_training(args) if args.mode == "train" else estimate_inference(args)

@@ -8,6 +8,7 @@ from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any
 
+from ringformer.cli.settings import whole_number
 from ringformer.evals import lines, needle
 from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case
@@ -26,7 +27,7 @@ from ringformer.files.hashes import content_hash
 def evaluate_lines(args: argparse.Namespace) -> None:
     """Run `ringformer eval lines`."""
     numbers = lines.Numbers(args.min_value, args.max_value)
-    sizes = parse_numbers(args.num_lines, int, "whole number") if args.num_lines else []
+    sizes = parse_numbers(args.num_lines, whole_number, "whole number") if args.num_lines else []
     if args.num_lines and args.cases:
         raise ValueError("--num_lines and --cases: give one of them")
     if not (args.num_lines or args.cases or args.lengths):

@@ -4,6 +4,7 @@ The folder of a model names files (in the index of its shards) and may contain s
 converted, and copied into checkpoints and exports, so a name or a link could leak any file that the user can read.
 """
 
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ def contained_files(folder: str | Path, names: Iterable[str]) -> list[Path]:
     """Return the paths of the files `names` that exist in `folder`. Raises ValueError like `contained`."""
     paths = [contained(folder, name) for name in names]
     return list(filter(Path.is_file, paths))
+
+
+def check_readable(path: str | Path) -> None:
+    """Raise OSError for a pipe or a device, which may keep its reader waiting for ever, or never end."""
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
 
 
 def read_object(folder: str | Path, name: str, advice: str = "download it again") -> dict[str, Any]:

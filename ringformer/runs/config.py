@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, FieldReference, config_dict
 
+from ringformer.cli.settings import check_settings
 from ringformer.data import parse_mixture
 from ringformer.data.packing.options import PackingOptions
 from ringformer.data.stores.options import StoreOptions
@@ -37,6 +38,7 @@ class DataConfig(StoreOptions, PackingOptions):
     """Several existing stores instead of one, with weights: "stores/chat:7,stores/long:3"."""
 
     def __post_init__(self) -> None:
+        check_settings(self, self.key_prefix, 2**63 - 1)
         if not self.store and not self.mixture:
             raise ValueError("data.store is empty: set the token store's folder, e.g. --config.data.store=runs/data")
         if self.store and self.mixture:
@@ -77,6 +79,7 @@ class OptimizerConfig:
     absolute deviations, e.g. 20; 0: no step is skipped for its norm."""
 
     def __post_init__(self) -> None:
+        check_settings(self, "optimizer.")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; choose cosine or constant")
         if not self.clip_norm > 0:
@@ -177,6 +180,7 @@ class Config:
     the keys of `config.model` that are set apply, and the model in that folder supplies the rest."""
 
     def __post_init__(self) -> None:
+        check_settings(self)
         positive = ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints")
         for name, kind in get_type_hints(Config).items():
             least = int(name in positive)

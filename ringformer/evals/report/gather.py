@@ -1,5 +1,6 @@
 """The lines of a report, from the files that evaluations wrote."""
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
@@ -114,8 +115,8 @@ def _of_cases(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
         name = parse_json(head)["evaluation"]
     except (ValueError, TypeError, LookupError):
         return "no evaluation wrote it"
-    if name not in EVALUATIONS:
-        return f"it is of {name!r}, which no report knows"
+    if name not in tuple(EVALUATIONS):
+        return f"it is of {reprlib.repr(name)}, which no report knows"
     check, read = EVALUATIONS[name]
     try:
         settings, rows = read_cases(path, name, check)

@@ -12,6 +12,7 @@ from ringformer.evals.texts import shipped
 from ringformer.evals.texts.words import ADJECTIVES, NOUNS
 from ringformer.files.hashes import content_hash
 from ringformer.files.json_text import parse_json
+from ringformer.files.untrusted import check_readable
 
 WORD_LISTS = ("adjectivelist.txt", "nounlist.txt", "verblist.txt")
 """Files of the package wonderwords, in its folder `assets`."""
@@ -173,6 +174,7 @@ def read_data(
 
 def _bytes(path: str | Path) -> bytes:
     try:
+        check_readable(path)
         return Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
