@@ -83,7 +83,8 @@ def from_hf_config(hf: dict[str, Any]) -> DecoderConfig:
     for key in (*SIZES, *MORE_SIZES):
         if key in hf and not (type(hf[key]) is int and 1 <= hf[key] <= LARGEST):
             raise ValueError(
-                f"config.json has {key}={reprlib.repr(hf[key])}, must be a whole number from 1 to {LARGEST:,}"
+                f"config.json has {key}={reprlib.repr(hf[key])}, must be a whole number of at least 1, and at most "
+                f"{LARGEST:,}"
             )
     check_numbers(_present(hf, NUMBERS))
     tied = hf.get("tie_word_embeddings", False)
