@@ -52,7 +52,7 @@ READERS = {
     "checkpoint list": "checkpoint list '{}'",
     "checkpoint inspect": "checkpoint inspect '{}'",
     "checkpoint verify": "checkpoint verify '{}'",
-    "checkpoint copy": "checkpoint copy '{}' file:///tmp/nothing-here",
+    "checkpoint copy": "checkpoint copy '{}' file:///proc/nothing",
     "configs copy": "configs copy '{}' row/c.py",
 }
 """Commands that read a place."""
