@@ -12,7 +12,7 @@ ROOT = Path(ringformer.__file__).parent
 FLOORS = (
     ("hardware",),
     ("files",),
-    ("plotting",),
+    ("plotting", "settings"),
     ("cli",),
     ("ops",),
     ("models",),

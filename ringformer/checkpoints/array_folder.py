@@ -5,7 +5,6 @@ Each process makes the manifest's entries for the chunks that it wrote. Process 
 gives the folder its name.
 """
 
-import json
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from ringformer.files.json_text import parse_json
 from ringformer.files.manifest import (
     MANIFEST,
     DamagedFiles,
@@ -78,10 +78,10 @@ def read_about(folder: Path) -> dict[str, Any] | None:
     hashes = read_manifest(folder)
     try:
         content = (folder / TREE).read_bytes() if hashes is None else read_verified(folder, TREE, hashes)
-        return (json.loads(content).get("custom_metadata") or {}).get("about")
+        return (parse_json(content).get("custom_metadata") or {}).get("about")
     except DamagedFiles:
         raise
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise DamagedFiles(f"{folder / TREE} cannot be read: {error}") from None
 
 

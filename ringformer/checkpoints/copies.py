@@ -8,7 +8,6 @@ A run sends what it saves (`Copies`), and `ringformer checkpoint copy` brings th
 the manifest of hashes before they are sent, and again after they are brought back.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -21,6 +20,7 @@ from ringformer.checkpoints.retention import Keep
 from ringformer.checkpoints.verify import checkpoint_faults, saved_steps, summary, tree_folder
 from ringformer.files.atomic import sync, write_whole
 from ringformer.files.bucket import ObjectStore
+from ringformer.files.json_text import parse_json
 from ringformer.files.manifest import MANIFEST, DamagedFiles, read_manifest, read_verified
 from ringformer.files.run_layout import CHECKPOINTS, IDENTITY
 from ringformer.processes.run_lock import RunLock
@@ -243,7 +243,7 @@ def _same_run(run_dir: Path, store: ObjectStore, common: set[int]) -> bool:
 def _run_hash(record: bytes) -> str:
     """Return the run's hash from the content of an identity.json; "" if it has none."""
     with suppress(ValueError, TypeError, KeyError):
-        return str(json.loads(record)["hash"])
+        return str(parse_json(record)["hash"])
     return ""
 
 

@@ -8,7 +8,6 @@ decoded.
 """
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ import tensorstore as ts
 
 from ringformer.files.atomic import read_back
 from ringformer.files.chunks import stored_array
+from ringformer.files.json_text import parse_json
 from ringformer.files.manifest import DIFFERS, DamagedFiles, Hashes, chunk_entry_of, read_verified
 
 CHUNKS_AT_ONCE = 8
@@ -114,7 +114,7 @@ async def open_array(info: Info, hashes: Hashes | None, context: ts.Context) -> 
         return await ts.open(location(info), open=True, context=context)
     driver, metadata_file = ("zarr3", "zarr.json") if info.use_zarr3 else ("zarr", ".zarray")
     folder = Path(info.parent_dir)
-    metadata = json.loads(read_verified(folder, f"{info.name}/{metadata_file}", hashes))
+    metadata = parse_json(read_verified(folder, f"{info.name}/{metadata_file}", hashes))
     array = stored_array(driver, metadata, {})
     chunk = _chunk(metadata)
 

@@ -3,6 +3,7 @@
 
 import difflib
 import os
+import re
 import sys
 from importlib import import_module, metadata
 
@@ -10,8 +11,9 @@ from ringformer.cli.parser import LIKE_OPTION, Parser
 from ringformer.cli.verbs import GROUPS, VERBS
 from ringformer.cli.visible_text import visible
 
-OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-"""Beginning of JAX's error message. The error's class is not available, because JAX is not imported here."""
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED", "INTERNAL: Error dispatching computation: Out of memory"
+"""Beginnings of JAX's error messages, on accelerators and on CPUs. The error's class is not available, because JAX is
+not imported here."""
 
 
 def make_parsers(verb: str | None = None) -> tuple[Parser, Parser]:
@@ -98,10 +100,15 @@ def run(words: list[str]) -> int:
     return args.call(args) or 0
 
 
+def _shortened(text: str) -> str:
+    """Return an error without the middle of names and values that would fill the screen."""
+    return re.sub(r"(\S{100})\S{200,}(\S{100})", r"\1...\2", text)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command line, print its errors and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
-    if "_ARGCOMPLETE" in os.environ:
+    if {"_ARGCOMPLETE", "COMP_LINE"} <= os.environ.keys():
         import argcomplete
 
         typed = os.environ["COMP_LINE"].split()[1:]
@@ -123,9 +130,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{command}: interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError, FloatingPointError) as error:
-        print(f"{command}: {visible(str(error))}", file=sys.stderr)
+        print(f"{command}: {visible(_shortened(str(error)))}", file=sys.stderr)
         is_callers = isinstance(error, ValueError | FileNotFoundError)
         return 2 if is_callers else 1
+    except MemoryError as error:
+        print(f"{command}: out of memory: {visible(str(error)) or 'Python got no more'}", file=sys.stderr)
+        return 1
     except RuntimeError as error:
         why = str(error)
         if not why.startswith(OUT_OF_MEMORY):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ringformer.files.output_place import check_output
+from ringformer.settings import whole_number
 
 LIKE_OPTION = re.compile("--?[A-Za-z]")
 """Beginning of a word that is an option; a negative number is a value."""
@@ -66,6 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str | None = None, **options: Any):
         super().__init__(prog, allow_abbrev=False, formatter_class=HelpFormatter, **options)
+        self.register("type", int, _whole_number)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
@@ -115,6 +117,14 @@ class Parser(argparse.ArgumentParser):
         if value == "true":
             return name
         return f"--no_{name[2:]}"
+
+
+def _whole_number(text: str) -> int:
+    """Return the whole number of an option. Raises ArgumentTypeError, whose message argparse shows."""
+    try:
+        return whole_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def output_file(text: str) -> Path:

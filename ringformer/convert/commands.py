@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,4 +133,7 @@ def _bytes(text: str) -> int:
     size = re.fullmatch(r"(\d+(?:\.\d+)?) *(KB|MB|GB|)", text.upper())
     if not size:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 5GB or 500MB")
-    return int(float(size[1]) * SIZE_UNITS[size[2]])
+    count = float(size[1]) * SIZE_UNITS[size[2]]
+    if not 1 <= count < 2**63:
+        raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is {count:g} bytes: give a size like 5GB or 500MB")
+    return int(count)

@@ -1,5 +1,6 @@
 """Translation of a Hugging Face config.json to the configuration of a family and back."""
 
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.families.huggingface import check_numbers
 from ringformer.models.own_attention import REGISTERED
 from ringformer.models.registry import FAMILIES, Family, hugging_face_of
+from ringformer.settings import LARGEST
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -19,6 +21,9 @@ SIZES = {
     "num_attention_heads": "num_heads",
 }
 """Field of `DecoderConfig` for each key that a config.json must have."""
+
+MORE_SIZES = "num_key_value_heads", "head_dim", "max_position_embeddings", "original_max_position_embeddings"
+"""Keys that are whole numbers of at least 1, too, if a config.json has them."""
 
 OPTIONAL_FIELDS: dict[str, tuple[str, Any]] = {
     "rms_norm_eps": ("norm_eps", 1e-6),
@@ -43,8 +48,6 @@ NUMBERS = (
     "rms_norm_eps",
     "initializer_range",
     "rope_theta",
-    "max_position_embeddings",
-    "original_max_position_embeddings",
 )
 
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
@@ -77,9 +80,12 @@ def from_hf_config(hf: dict[str, Any]) -> DecoderConfig:
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
     hf = {key: value for key, value in hf.items() if value is not None or key not in NULLABLE}
-    for key in (*SIZES, "num_key_value_heads", "head_dim"):
-        if key in hf and not (type(hf[key]) is int and hf[key] >= 1):
-            raise ValueError(f"config.json has {key}={hf[key]!r}, must be a whole number of at least 1")
+    for key in (*SIZES, *MORE_SIZES):
+        if key in hf and not (type(hf[key]) is int and 1 <= hf[key] <= LARGEST):
+            raise ValueError(
+                f"config.json has {key}={reprlib.repr(hf[key])}, must be a whole number of at least 1, and at most "
+                f"{LARGEST:,}"
+            )
     check_numbers(_present(hf, NUMBERS))
     tied = hf.get("tie_word_embeddings", False)
     if type(tied) is not bool:

@@ -25,6 +25,7 @@ from ringformer.files.untrusted import contained, contained_files, read_object
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import as_decoder
 from ringformer.parallel.lora import PROJECTIONS, LoraConfig
+from ringformer.settings import is_number
 
 ADAPTERS = "adapter_model.safetensors"
 BASE_WEIGHTS = "base_weights_bfloat16_blake2b"
@@ -182,7 +183,7 @@ def from_peft(path: Path, config: DecoderConfig, origin: str) -> Factors:
     _check_base(path, peft, origin)
     rank: Any = peft.get("r")
     alpha: Any = peft.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < alpha < float("inf"):
+    if type(rank) is not int or rank < 1 or not is_number(alpha) or alpha <= 0:
         raise ValueError(f"adapter_config.json has r={rank!r} and lora_alpha={alpha!r}, must be numbers above 0")
     scale = alpha / rank**0.5 if peft.get("use_rslora") else alpha / rank
     tensors = TensorFolder(path, ADAPTERS)

@@ -1,7 +1,6 @@
 """`ringformer data prepare | inspect | tokenizer`."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +8,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from ringformer.cli.dataclass_flags import add_flags, from_flags
+from ringformer.files.json_text import parse_json
 
 
 def add_prepare(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
@@ -47,7 +47,7 @@ def _prepare(args: argparse.Namespace) -> None:
             )
             if earlier := describe_earlier(store, tokenizer):
                 print(earlier)
-    print(format_report(json.loads((directory / "report.json").read_text())))
+    print(format_report(parse_json((directory / "report.json").read_text())))
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:

@@ -86,9 +86,10 @@ def _estimate(args: argparse.Namespace) -> int:
     from ringformer.estimate.inference.commands import estimate_inference
     from ringformer.estimate.training_command import estimate_training
     from ringformer.estimate.workloads.targets import only_compilers
+    from ringformer.settings import LARGEST
 
     for name, value in given(args, COUNTS).items():
-        if value < 1:
-            raise ValueError(f"--{name}={value} must be at least 1")
+        if not 1 <= value <= LARGEST:
+            raise ValueError(f"--{name}={value} must be at least 1, and at most {LARGEST:,}")
     only_compilers()
     return estimate_training(args) if args.mode == "train" else estimate_inference(args)

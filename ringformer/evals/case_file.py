@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.files.atomic import append_line, write_whole
+from ringformer.files.json_text import parse_json
 from ringformer.files.resumed_lines import differences
 
 Row = dict[str, Any]
@@ -33,7 +34,7 @@ def read_cases(path: Path, evaluation: str, check: CheckRow) -> tuple[dict[str, 
     if not lines and HEAD.startswith(truncated[: len(HEAD)]):
         return None, {}
     try:
-        head = json.loads(lines[0])
+        head = parse_json(lines[0])
         name = head["evaluation"]
         settings = dict(head["settings"])
     except (ValueError, TypeError, LookupError):
@@ -44,7 +45,7 @@ def read_cases(path: Path, evaluation: str, check: CheckRow) -> tuple[dict[str, 
     fields: dict[str, type] = {}
     for number, line in enumerate(lines[1:], 2):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             check(row)
             kinds = {field: type(value) for field, value in row.items()}
             fields = fields or kinds

@@ -21,12 +21,13 @@ from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, r
 from ringformer.evals.tables import cross_table, lines_table
 from ringformer.evals.texts.shipped import NAME, read_text_of
 from ringformer.files.hashes import content_hash
+from ringformer.settings import whole_number
 
 
 def evaluate_lines(args: argparse.Namespace) -> None:
     """Run `ringformer eval lines`."""
     numbers = lines.Numbers(args.min_value, args.max_value)
-    sizes = parse_numbers(args.num_lines, int, "whole number") if args.num_lines else []
+    sizes = parse_numbers(args.num_lines, whole_number, "whole number") if args.num_lines else []
     if args.num_lines and args.cases:
         raise ValueError("--num_lines and --cases: give one of them")
     if not (args.num_lines or args.cases or args.lengths):

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,12 @@ from ringformer.inference.text.text_generator import TextGenerator
 from ringformer.parallel.mesh import simulate_cpu_devices
 from ringformer.plotting import check_matplotlib
 from ringformer.runs.config_file import register_models
+from ringformer.settings import LARGEST
 
 TABLE = "table.txt"
 LOCK = "lock"
+MOST_CASES = 1_000_000
+"""Most cases, documents, questions or lines that an option asks for."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
@@ -36,7 +40,7 @@ def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list[Any
         try:
             numbers.add(parse(part))
         except ValueError:
-            raise ValueError(f"{part!r} is not a {name}") from None
+            raise ValueError(f"{reprlib.repr(part)} is not a {name}") from None
     return sorted(numbers)
 
 
@@ -49,14 +53,17 @@ def parse_names(text: str | None) -> list[str] | None:
 
 def parse_lengths(text: str) -> list[int]:
     """Parse numbers of tokens like 4096 or 4K, separated by commas; return them sorted, without duplicates."""
-    return parse_numbers(text, _parse_tokens, "number of tokens like 4096 or 4K")
+    return parse_numbers(text, _parse_tokens, f"number of tokens like 4096 or 4K, at most {LARGEST:,}")
 
 
 def _parse_tokens(text: str) -> int:
     number = re.fullmatch(r"(\d+)([KM]?)", text.strip().upper())
     if not number:
         raise ValueError(text)
-    return int(number[1]) * UNITS[number[2]]
+    tokens = int(number[1]) * UNITS[number[2]]
+    if tokens > LARGEST:
+        raise ValueError(text)
+    return tokens
 
 
 class Opened(NamedTuple):
@@ -134,8 +141,9 @@ def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., No
 def opened(args: argparse.Namespace) -> Iterator[Opened]:
     """Open the model that `--run` names. Raises ValueError for invalid options, before anything is computed."""
     for name in ("batch_size", "num_cases", "questions", "documents"):
-        if (value := getattr(args, name, None)) is not None and value < 1:
-            raise ValueError(f"--{name}={value} must be at least 1")
+        value = getattr(args, name, None)
+        if value is not None and not 1 <= value <= MOST_CASES:
+            raise ValueError(f"--{name}={value} must be at least 1, and at most {MOST_CASES:,}")
     if args.out is not None:
         check_output(args.out, "--out")
     check_matplotlib()

@@ -1,6 +1,5 @@
 """LongEval's line retrieval: a record of lines, each with a number, and a question for the number of one line."""
 
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -10,6 +9,8 @@ from typing import NamedTuple
 
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
 from ringformer.evals.texts.words import distinct_pairs
+from ringformer.files.json_text import parse_json
+from ringformer.files.untrusted import check_readable
 
 HEADER = (
     "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and contains a "
@@ -20,6 +21,8 @@ HEADER = (
 LINE = "line {index}: REGISTER_CONTENT is <{number}>\n"
 FOOTER = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
 MAX_NEW_TOKENS = 100
+MOST_LINES = 1_000_000
+"""Most lines of a document."""
 MOST_DIGITS = 1000
 """Number of digits from which a number counts as a wrong answer; Python refuses to parse much longer integers."""
 
@@ -130,8 +133,8 @@ def cases_of_length(
 
 def cases_of_lines(num_lines: int, count: int, seed: int, numbers: Numbers, questions: int = 1) -> Iterator[Case]:
     """Yield the questions about `count` documents of `num_lines` lines, regardless of their tokens."""
-    if num_lines < 1:
-        raise ValueError(f"--num_lines={num_lines} must be at least 1")
+    if not 1 <= num_lines <= MOST_LINES:
+        raise ValueError(f"--num_lines={num_lines} must be at least 1, and at most {MOST_LINES:,}")
     for index in range(count):
         yield from Record(numbers, seed, "lines", num_lines, index, questions=questions).cases(None, index, num_lines)
 
@@ -144,6 +147,7 @@ def read_official(path: str | Path) -> list[Case]:
     """
     cases: list[Case] = []
     try:
+        check_readable(path)
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as rows of LongEval: {error}") from None
@@ -151,7 +155,7 @@ def read_official(path: str | Path) -> list[Case]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             fields = row["prompt"], row["expected_number"], row["num_lines"], row["random_idx"][1]
             if tuple(map(type, fields)) != (str, int, int, int) or not row["prompt"]:
                 raise TypeError

@@ -13,6 +13,7 @@ from pathlib import Path
 from ringformer.files.atomic import read_back, write_whole
 from ringformer.files.chunks import has_valid_crc32c
 from ringformer.files.hashes import hash_bytes
+from ringformer.files.json_text import parse_json
 
 MANIFEST = "manifest.json"
 THREADS = 8
@@ -58,7 +59,7 @@ def write_manifest(folder: Path, parts: int = 0, names: Iterable[str] | None = N
     hashes: Hashes = {}
     left = [_part(folder, process) for process in range(parts)]
     for path in left:
-        hashes |= json.loads(path.read_text())
+        hashes |= parse_json(path.read_text())
     for path in left:
         path.unlink()
     if names is None:
@@ -73,10 +74,10 @@ def read_manifest(folder: Path) -> Hashes | None:
     """Return the manifest of a folder; None if it has none. Raises DamagedFiles if its content is not a manifest."""
     path = folder / MANIFEST
     try:
-        hashes = json.loads(path.read_text())
+        hashes = parse_json(path.read_text())
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError):
+    except ValueError:
         hashes = None
     if type(hashes) is not dict or not all(_is_entry(name, entry) for name, entry in hashes.items()):
         raise DamagedFiles(f"{path} is not what was written: it is no list of files and hashes")

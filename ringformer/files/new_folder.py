@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.files.atomic import naming, sync
+from ringformer.files.json_text import parse_json
 from ringformer.files.output_place import check_output
 from ringformer.files.process_identity import began, machine
 
@@ -71,7 +72,7 @@ def _remove_leftovers(place: Path) -> None:
 def _is_being_built(folder: Path) -> bool:
     builder: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the builder was killed before writing it
-        builder = json.loads((folder / BUILDER).read_text())
+        builder = parse_json((folder / BUILDER).read_text())
     if machine() and builder.get("machine") == machine():
         return began(builder["pid"]) == builder["began"]
     changed = [path.stat().st_mtime for path in (folder, *folder.rglob("*")) if path.exists()]

@@ -18,14 +18,17 @@ def check_output(place: str | Path, flag: str) -> Path:
     Args:
       flag: option that names it, for errors.
 
-    Raises ValueError for an empty name, a URL, a folder that keeps no files, a place inside a run's checkpoints or
-    among the checkpoint library's leftovers, and one below a file or a folder that cannot be written to.
+    Raises ValueError for an empty name, one that is not UTF-8, a URL, a folder that keeps no files, a place inside a
+    run's checkpoints or among the checkpoint library's leftovers, and one below a file or a folder that cannot be
+    written to.
     """
     named = f"{flag}={place}"
     if not str(place):
         raise ValueError(f"{flag}= names no place: name one")
     if re.match(r"[a-z0-9]+:/", str(place)):
         raise ValueError(f"{named} is no folder: mount the bucket, or write to a disk and copy it")
+    if re.search("[\0\ud800-\udfff]", str(place)):
+        raise ValueError(f"{named} is not UTF-8, or has a NUL: choose another name")
     path = Path(place)
     absolute = Path(os.path.abspath(path))
     for folder in (absolute, *absolute.parents):

@@ -87,7 +87,10 @@ def _take(path: Path, command: str, settings: Mapping[str, Any]) -> None:
     if is_empty:
         write_object(record, own)
         return
-    changes = differences(made_by.get("settings") or {}, own["settings"])
+    settings_before = made_by.get("settings")
+    if type(settings_before) is not dict:
+        raise ValueError(f"{record} has no settings: choose another --out")
+    changes = differences(settings_before, own["settings"])
     if changes:
         raise ValueError(f"{path} was written with other settings: {'; '.join(changes)}; choose another --out")
 

@@ -4,13 +4,14 @@ The folder of a model names files (in the index of its shards) and may contain s
 converted, and copied into checkpoints and exports, so a name or a link could leak any file that the user can read.
 """
 
-import json
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ringformer.files.atomic import CHECKSUM
 from ringformer.files.hashes import hash_object
+from ringformer.files.json_text import parse_json
 
 CACHED = ("models--", "datasets--", "spaces--")
 """Prefixes of the folders of repositories in the Hugging Face cache; a repository's snapshots are links to its
@@ -46,6 +47,13 @@ def contained_files(folder: str | Path, names: Iterable[str]) -> list[Path]:
     return list(filter(Path.is_file, paths))
 
 
+def check_readable(path: str | Path) -> None:
+    """Raise OSError for a pipe or a device, which may keep its reader waiting for ever, or never end."""
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+
+
 def read_object(folder: str | Path, name: str, advice: str = "download it again") -> dict[str, Any]:
     """Return the JSON object in the file `name` of `folder`.
 
@@ -54,8 +62,8 @@ def read_object(folder: str | Path, name: str, advice: str = "download it again"
     """
     path = contained(folder, name)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; {advice}") from None
     if type(value) is not dict:
         raise ValueError(f"{path} holds a JSON {type(value).__name__}, not an object; {advice}")

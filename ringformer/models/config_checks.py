@@ -7,14 +7,18 @@ from ringformer.models.own_attention import ATTENTION, REGISTERED, UnknownAttent
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import VISIBLE, WINDOWED
 from ringformer.ops.ring import RingForm
+from ringformer.settings import check_settings
 
 Remat = Literal["full", "attention", "dots", "none"]
+MOST_INIT_STD = 1e6
+"""Largest standard deviation of fresh weights: float32 holds their products."""
 OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
 """Kinds of rematerialisation whose kept arrays can be offloaded to host memory."""
 
 
 def check_config(config: Any) -> None:
     """Raise ValueError for a value that no `DecoderConfig` can have, and for values that contradict each other."""
+    check_settings(config)
     if config.attention not in (*ATTENTION, *REGISTERED):
         raise UnknownAttention(
             f"unknown attention {config.attention!r}; known: {', '.join((*ATTENTION, *REGISTERED))}; a config file may "
@@ -30,6 +34,12 @@ def check_config(config: Any) -> None:
     for field, values in choices.items():
         if getattr(config, field) not in values:
             raise ValueError(f"unknown {field} {getattr(config, field)!r}; known: {', '.join(values)}")
+    sizes = "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"
+    for field in (*sizes, "ffn_chunk", "loss_chunk", "remat_group", "head_groups", "ulysses"):
+        if getattr(config, field) < 1:
+            raise ValueError(f"{field}={getattr(config, field)} must be positive")
+    if not 0 <= config.init_std <= MOST_INIT_STD:
+        raise ValueError(f"init_std={config.init_std} must be at least 0, and at most {MOST_INIT_STD:g}")
     if config.num_heads % config.num_kv_heads:
         raise ValueError(f"num_heads={config.num_heads} is not a multiple of num_kv_heads={config.num_kv_heads}")
     if config.head_dim % 2:
@@ -38,10 +48,6 @@ def check_config(config: Any) -> None:
         raise ValueError(f"rope_theta={config.rope_theta} must be above 1, 10000 for example")
     if not 0 < config.norm_eps < 1:
         raise ValueError(f"norm_eps={config.norm_eps} must be above 0 and below 1, 1e-6 for example")
-    sizes = "vocab_size", "hidden_size", "intermediate_size", "num_layers"
-    for field in (*sizes, "ffn_chunk", "loss_chunk", "remat_group", "head_groups", "ulysses"):
-        if getattr(config, field) < 1:
-            raise ValueError(f"{field}={getattr(config, field)} must be positive")
     for field in ("q_chunk", "k_chunk"):
         if (chunk := getattr(config, field)) is not None and chunk < 1:
             raise ValueError(f"{field}={chunk} must be positive, or unset")

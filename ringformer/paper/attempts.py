@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ringformer.estimate.workloads.targets import MissingCompiler, Target, compiled_by, find_target
 from ringformer.files.atomic import write_whole
+from ringformer.files.json_text import parse_json
 
 NUMBER = int | float
 TRIED: dict[str, Any] = {
@@ -95,8 +96,8 @@ def entries(path: Path, key: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
+        content = parse_json(path.read_text())
+    except ValueError as error:
         raise damaged(path, f"it is not JSON: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get(key), dict):
         raise damaged(path, f"it has no object {key!r}")

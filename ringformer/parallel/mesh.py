@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.hardware.absent_tpu import leave_absent_tpu_alone
 from ringformer.ops.layouts import Layout, check_layout
 from ringformer.parallel.device_order import order_devices
+from ringformer.settings import whole_number
 
 leave_absent_tpu_alone()  # before a backend starts
 
@@ -30,7 +31,7 @@ def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
     """Parse sizes "dp,fsdp,tp,sp"; one may be -1, which takes the remaining devices. Raises ValueError if they do not
     fit."""
     try:
-        sizes = [int(size) for size in mesh_dim.split(",")]
+        sizes = [whole_number(size) for size in mesh_dim.split(",")]
     except ValueError:
         sizes = []
     if len(sizes) != len(AXIS_NAMES) or sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):

@@ -16,6 +16,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ringformer.files.json_text import parse_json
+
+LAST_PORT = 2**16 - 1
+MOST_PROCESSES = 100_000
+"""Most processes of a run: process 0 keeps a connection to each of the others."""
+
 _GREETING = "ringformer 2"
 """First value of every message. It distinguishes a process of a run from an unrelated program that connects to the
 port."""
@@ -65,8 +71,13 @@ def discover(address: str | None, count: int | None, index: int | None, seconds:
                 "--distributed: JAX detects no TPU pod and no SLURM job here; pass --coordinator_address, "
                 "--num_processes and --process_id"
             )
-    if not re.fullmatch(r".+:\d+", address):
-        raise ValueError(f"--coordinator_address={address} must be HOST:PORT")
+    port = re.fullmatch(r".+:([0-9]{1,5})", address)
+    if port is None or not 1 <= int(port[1]) <= LAST_PORT:
+        raise ValueError(f"--coordinator_address={address} must be HOST:PORT, with a port from 1 to {LAST_PORT}")
+    if count > MOST_PROCESSES:
+        raise ValueError(
+            f"--num_processes={count} must be at most {MOST_PROCESSES:,}: give the number of processes of this run"
+        )
     if not 0 <= index < count:
         raise ValueError(f"--process_id={index} must lie between 0 and {count - 1}, since --num_processes={count}")
     return Membership(address, count, index, devices)
@@ -224,7 +235,7 @@ def _hear(peer: socket.socket, seconds: float) -> Any:
     peer.settimeout(seconds)
     try:
         with peer.makefile() as lines:
-            greeting, value = json.loads(lines.readline(2**20))
+            greeting, value = parse_json(lines.readline(2**20))
     except (ValueError, TypeError):
         return None
     return value if greeting == _GREETING else None

@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 
+from ringformer.files.json_text import parse_json
 from ringformer.files.process_identity import began, machine
 from ringformer.processes.agreement import from_process_0
 
@@ -186,7 +187,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the text of a holder's file and its values; empty if it is being written or is gone."""
     try:
         text = path.read_text()
-        holder = json.loads(text)
+        holder = parse_json(text)
     except (OSError, ValueError):
         return "", {}
     if type(holder) is not dict or not {"host", "pid", "machine", "began"} <= holder.keys():

@@ -1,6 +1,5 @@
 """Boards that show a run's metrics elsewhere: TensorBoard and Weights & Biases. None of them can end a run."""
 
-import json
 import time
 import uuid
 from collections import deque
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ringformer.files.atomic import write_whole
+from ringformer.files.json_text import parse_json
 from ringformer.files.run_layout import CONFIG
 
 FIRST_PAUSE = 10.0
@@ -47,7 +47,7 @@ class WeightsAndBiases:
         import wandb
 
         run_dir = Path(run_dir)
-        settings = json.loads((run_dir / CONFIG).read_text())
+        settings = parse_json((run_dir / CONFIG).read_text())
         kept = run_dir / "wandb_id"
         if not kept.is_file():
             write_whole(kept, uuid.uuid4().hex)

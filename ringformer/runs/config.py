@@ -21,6 +21,7 @@ from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.runs.shifted_positions import check_position_range
+from ringformer.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class DataConfig(StoreOptions, PackingOptions):
     """Several existing stores instead of one, with weights: "stores/chat:7,stores/long:3"."""
 
     def __post_init__(self) -> None:
+        check_settings(self, self.key_prefix, 2**63 - 1)
         if not self.store and not self.mixture:
             raise ValueError("data.store is empty: set the token store's folder, e.g. --config.data.store=runs/data")
         if self.store and self.mixture:
@@ -77,6 +79,7 @@ class OptimizerConfig:
     absolute deviations, e.g. 20; 0: no step is skipped for its norm."""
 
     def __post_init__(self) -> None:
+        check_settings(self, "optimizer.")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; choose cosine or constant")
         if not self.clip_norm > 0:
@@ -177,6 +180,7 @@ class Config:
     the keys of `config.model` that are set apply, and the model in that folder supplies the rest."""
 
     def __post_init__(self) -> None:
+        check_settings(self)
         positive = ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints")
         for name, kind in get_type_hints(Config).items():
             least = int(name in positive)

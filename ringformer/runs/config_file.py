@@ -16,6 +16,7 @@ they are inherited from the model that the run starts from or, without one, from
 
 import dataclasses
 import difflib
+import reprlib
 import sys
 import traceback
 from collections.abc import Collection, Sequence
@@ -67,10 +68,11 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
         if isinstance(key, Exception):
             key = key.args[0]
         raise ValueError(f"{path} has no key {key}".replace("\n", ". ")) from None
-    except flags.Error as error:
-        raise ValueError(str(error)) from None
+    except (flags.Error, TypeError) as error:
+        raise ValueError(f"{path}: {error}".replace("\n", " ")) from None
     if rest:
         raise ValueError(f"unexpected arguments: {' '.join(rest)}; overrides look like --config.steps=100")
+    _check_parts(values.config, path)
     named = {word.removeprefix("--config.").partition("=")[0] for word in overrides}
     if config.stages:
         for key in sorted(named):
@@ -78,6 +80,33 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
                 raise ValueError(f"--config.{key}: every stage of {path} sets {key} itself; change it there")
     _take_from_store(values.config.data, named)
     return values.config
+
+
+def _check_parts(config: ConfigDict, path: str | Path) -> None:
+    """Raise ValueError if a config lacks a key or has one too many, in itself or in a part, or if its stages are no
+    dicts."""
+    parts: dict[str, type] = {"": Config}
+    for name, cls in PARTS.items():
+        parts[f"{name}."] = cls
+    for prefix, cls in parts.items():
+        part = config[prefix.removesuffix(".")] if prefix else config
+        if not isinstance(part, ConfigDict):
+            raise ValueError(f"{path} sets {prefix.removesuffix('.')} to {reprlib.repr(part)}: set its keys one by one")
+        keys = {field.name for field in dataclasses.fields(cls)}
+        for key in sorted(keys ^ set(part)):
+            fault = "lacks the key" if key in keys else "has no key"
+            raise ValueError(f"{path} {fault} {prefix}{key}: begin with the keys of `base_config`, and set values")
+        for field in dataclasses.fields(cls):
+            if type(field.default) is str and type(part[field.name]) is not str:
+                raise ValueError(f"{path} sets {prefix}{field.name} to {reprlib.repr(part[field.name])}, not to a text")
+    if not isinstance(config.model, ConfigDict):
+        raise ValueError(f"{path} sets model to {reprlib.repr(config.model)}: set its keys one by one")
+    for number, stage in enumerate(config.stages, 1):
+        if not isinstance(stage, dict) or not all(type(key) is str for key in stage):
+            raise ValueError(
+                f"stage {number} of {path} is {reprlib.repr(stage)}: it must be a dict of the keys that it changes, "
+                "e.g. {'seq_len': 131072}"
+            )
 
 
 def _check_booleans(config: ConfigDict, without_value: list[str]) -> None:
@@ -130,7 +159,7 @@ def _run_file(path: Path) -> ConfigDict:
         module = sys.modules[CONFIG_MODULE] = module_from_spec(spec)
         loader.exec_module(module)
         config = module.get_config()
-    except Exception as error:  # any error: the file is the user's program
+    except (Exception, SystemExit) as error:  # any error, or end: the file is the user's program
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         why = f"{type(error).__name__}: {error}".replace("\n", " ")
         where = f" (line {lines[-1]})" if lines else ""
@@ -307,4 +336,4 @@ def _override(values: ConfigDict, overrides: dict[str, Any], families: Sequence[
         try:
             values.update_from_flattened_dict({key: value})
         except TypeError as error:
-            raise ValueError(f"{key}={value!r}: {error}") from None
+            raise ValueError(f"{key}={value!r}: {error}".replace("\n", " ")) from None

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ringformer.files.atomic import naming, write_whole
+from ringformer.files.json_text import parse_json
 from ringformer.files.run_layout import METRICS
 from ringformer.runs.boards import GuardedBoard, TensorBoard, WeightsAndBiases
 from ringformer.runs.config import Config
@@ -32,7 +33,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             if type(row["step"]) is not int:
                 raise TypeError
         except (ValueError, TypeError, KeyError):

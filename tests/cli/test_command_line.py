@@ -245,6 +245,28 @@ def test_only_the_chosen_verb_has_its_options():
     assert parser.prog == "ringformer train" and parser.get_default("call") and not top.get_default("call")
 
 
+def test_memory_that_python_lacks_is_one_line(monkeypatch, capsys):
+    """As numpy says it for an array, and Python for anything else."""
+    for error, line in (
+        (MemoryError("Unable to allocate 9 EiB for an array"), "out of memory: Unable to allocate 9 EiB for an array"),
+        (MemoryError(), "out of memory: Python got no more"),
+    ):
+
+        def call(_words, error=error):
+            raise error
+
+        monkeypatch.setattr(command_line, "run", call)
+        assert main(["generate"]) == 1
+        assert capsys.readouterr().err == f"ringformer generate: {line}\n"
+
+
+def test_a_name_that_fills_the_screen_is_shortened(capsys):
+    assert main(["train", f"--config={'x' * 5000}"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("ringformer train: [Errno 36] File name too long: 'xxx") and "xxx...xxx" in err
+    assert len(err) < 300
+
+
 def test_memory_that_does_not_suffice_is_one_line(monkeypatch, capsys):
     """As JAX says it for an array; any other RuntimeError is a bug, and a traceback."""
 
@@ -258,6 +280,9 @@ def test_memory_that_does_not_suffice_is_one_line(monkeypatch, capsys):
     assert main(["generate"]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "out of device memory: RESOURCE_EXHAUSTED: Out of" in err
+    failing("INTERNAL: Error dispatching computation: Out of memory allocating 102799998972 bytes.")  # on a CPU
+    assert main(["generate"]) == 1
+    assert "out of device memory: INTERNAL: Error dispatching" in capsys.readouterr().err
     failing("INTERNAL: no")
     with pytest.raises(jax.errors.JaxRuntimeError):
         main(["generate"])

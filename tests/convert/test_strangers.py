@@ -188,7 +188,7 @@ def test_a_tensor_that_two_files_hold(theirs, tmp_path):
         (dict(rms_norm_eps="small"), "rms_norm_eps='small', must be a number"),
         (dict(rms_norm_eps=float("nan")), "rms_norm_eps=nan, must be a number"),
         (dict(initializer_range=None), "initializer_range=None, must be a number"),
-        (dict(max_position_embeddings="long"), "max_position_embeddings='long', must be a number"),
+        (dict(max_position_embeddings="long"), "max_position_embeddings='long', must be a whole number"),
         (dict(rope_theta={}), "rope_theta={'a': 1}, must be a number"),
         (dict(rope_theta="1e4"), "rope_theta='1e4', must be a number"),
         (dict(rope_scaling=["linear"]), r"rope_scaling=\['linear'\], must be an object"),

@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 from ringformer.data.sources.malformed import Malformed, MalformedRecord
 from ringformer.data.sources.records import read_rows, weight_of
 from ringformer.data.sources.text_encoding import UTF_8
+from ringformer.files.json_text import check_levels, parse_json
 
 ROLES = {
     "system": "system",
@@ -235,14 +236,14 @@ def _messages(turns: list[Any], record: dict[str, Any], shape: Turns) -> tuple[M
     tools = record.get("tools")
     if isinstance(tools, str) and tools:
         try:
-            tools = json.loads(tools)
-        except ValueError:
-            raise MalformedRecord("its 'tools' are not JSON", WRONG_TOOLS) from None
+            tools = parse_json(tools)
+        except ValueError as error:
+            raise MalformedRecord(f"its 'tools' are not JSON: {error}", WRONG_TOOLS) from None
     messages = []
     if tools:
         if not isinstance(tools, list):
             raise MalformedRecord(f"its 'tools' are {type(tools).__name__}, not a list", WRONG_TOOLS)
-        messages.append(Message("tools", json.dumps(_without_nulls(tools))))
+        messages.append(Message("tools", json.dumps(_plain(tools, "its 'tools'"))))
     for i, turn in enumerate(turns):
         messages.append(_message(turn, f"turn {i}", shape))
     return tuple(messages)
@@ -301,7 +302,7 @@ def _joined(content: Any, name: str) -> Any:
 
 def _extra(turn: Mapping[str, Any], keys: Sequence[str], name: str) -> dict[str, Any]:
     """Return those of the keys of a turn that have a value, with the arguments of calls as objects."""
-    extra = {key: _without_nulls(turn[key]) for key in keys if turn.get(key)}
+    extra = {key: _plain(turn[key], f"the {key!r} of {name}") for key in keys if turn.get(key)}
     for key in ("name", *THOUGHTS):
         if type(extra.get(key, "")) is not str:
             raise MalformedRecord(f"the {key!r} of {name} is {type(extra[key]).__name__}, not text", NO_TEXT)
@@ -315,12 +316,21 @@ def _extra(turn: Mapping[str, Any], keys: Sequence[str], name: str) -> dict[str,
         arguments = function.get("arguments")
         if type(arguments) is str:  # OpenAI writes JSON text, templates read objects
             try:
-                function["arguments"] = json.loads(arguments)
-            except ValueError:
+                function["arguments"] = parse_json(arguments)
+            except ValueError as error:
                 raise MalformedRecord(
-                    f"the arguments of {function['name']} in {name} are not JSON", WRONG_TOOLS
+                    f"the arguments of {function['name']} in {name} are not JSON: {error}", WRONG_TOOLS
                 ) from None
     return extra
+
+
+def _plain(value: Any, name: str) -> Any:
+    """Return a JSON value without nulls. Raises MalformedRecord, which calls it `name`, if it has too many levels."""
+    try:
+        check_levels(value)
+    except ValueError as error:
+        raise MalformedRecord(f"{name} cannot be read: {error}", WRONG_TOOLS) from None
+    return _without_nulls(value)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -10,7 +10,6 @@ between the answer and that token. Conversations are alternating questions and a
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.rendered import RenderAll, Rendered
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.tokenizers.base import Segment, Tokenizer
+from ringformer.files.json_text import parse_json
 
 if TYPE_CHECKING:  # it needs jinja2
     from ringformer.data.chats.tokenizer_template import JinjaTemplate
@@ -84,7 +84,7 @@ def parse_template_option(text: str) -> dict[str, Any]:
             raise ValueError(f"template_option={text!r}: {name} is set twice, or by the conversation itself")
         value = PYTHON_WORDS.get(value, value)
         try:
-            values[name] = json.loads(value)
+            values[name] = parse_json(value)
         except ValueError:
             values[name] = value
     return values

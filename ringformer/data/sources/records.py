@@ -63,17 +63,39 @@ def read_rows(
     if kind not in ROWS or not where:
         raise ValueError(f"source {source!r} has no records; accepted: {', '.join(KINDS[2:])}")
     if kind in TABLES:
-        return _table_rows(read_tables(source, split=split, only=only))
+        return _table_rows(read_tables(source, split=split, only=only), only)
     malformed = malformed or Malformed(skip=False)
     parse = {"jsonl": _jsonl, "json": _json}[kind]
     return _objects(_parsed(files_of(source), parse, encodings, malformed), malformed)
 
 
-def _table_rows(batches: Iterable[Batch]) -> Iterator[Row]:
-    """Yield the rows of a table."""
+def _table_rows(batches: Iterable[Batch], only: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of a table. Columns of dates and times are left out unless `only` names them: no record needs
+    them, and Python cannot hold all that Arrow can.
+
+    Raises ValueError for a value that Python cannot hold.
+    """
     for batch in batches:
-        for row, record in enumerate(batch.columns.to_pylist()):
+        columns = _without_dates(batch.columns, only)
+        try:
+            records = columns.to_pylist()
+        except (OverflowError, KeyError, ValueError) as error:  # KeyError: an unknown time zone
+            raise ValueError(
+                f"{batch.name(0)} or a row after it has a value that cannot be read: {error}; remove its column"
+            ) from None
+        for row, record in enumerate(records):
             yield Row(record, batch.name(row))
+
+
+def _without_dates(columns: Any, only: Sequence[str]) -> Any:
+    """Return the columns of a RecordBatch that hold no dates or times, and those of `only`."""
+    from pyarrow.types import is_temporal
+
+    dates = []
+    for field in columns.schema:
+        if is_temporal(field.type) and field.name not in only:
+            dates.append(field.name)
+    return columns.drop_columns(dates)
 
 
 def _objects(records: Iterable[tuple[Any, str]], malformed: Malformed) -> Iterator[Row]:

@@ -1,5 +1,6 @@
 """Sources that are tables: Parquet and Arrow files, and Hugging Face datasets, read as batches of Arrow columns."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.sources.source_files import files_of
 from ringformer.files.hub import local, on_hub, snapshot
+from ringformer.files.untrusted import contained_files, read_object
 
 TABLES = ("parquet", "arrow", "datasets", "hf")
 """Kinds of source that are tables."""
@@ -66,8 +68,12 @@ def _dataset_name(source: str) -> str | None:
     return {"datasets": where, "hf": source}.get(kind)
 
 
-def _chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """Return the columns of a table to read; empty if it has none of `only`."""
+def _chosen(names: Sequence[str], only: Sequence[str], file: str) -> list[str]:
+    """Return the columns of a table to read; empty if it has none of `only`. Raises ValueError if it has a column
+    twice."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"{file} has {count} columns {name!r}: rename all but one")
     return [name for name in names if name in only]
 
 
@@ -85,7 +91,7 @@ def _parquet(path: Path, only: Sequence[str]) -> Iterator[Any]:
         with parquet.ParquetFile(path) as table:
             size = sum(table.metadata.row_group(i).total_byte_size for i in range(table.metadata.num_row_groups))
             rows = _batch_rows(table.metadata.num_rows, size)
-            yield from table.iter_batches(rows, columns=_chosen(table.schema_arrow.names, only) or None)
+            yield from table.iter_batches(rows, columns=_chosen(table.schema_arrow.names, only, str(path)) or None)
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is not a parquet file, or it is damaged: {str(error).splitlines()[0]}") from None
 
@@ -106,7 +112,7 @@ def _arrow(path: Path, only: Sequence[str]) -> Iterator[Any]:
                 file.seek(0)
                 batches = iter(pyarrow.ipc.open_stream(file))
             for batch in batches:
-                columns = batch.select(_chosen(batch.schema.names, only) or batch.schema.names)
+                columns = batch.select(_chosen(batch.schema.names, only, str(path)) or batch.schema.names)
                 rows = _batch_rows(len(columns), columns.nbytes)
                 for first in range(0, len(columns), rows):
                     yield columns.slice(first, rows)
@@ -116,7 +122,7 @@ def _arrow(path: Path, only: Sequence[str]) -> Iterator[Any]:
 
 def _dataset(name: str, split: str, only: Sequence[str]) -> Iterator[Batch]:
     dataset = _load_dataset(name, split)
-    dataset = dataset.select_columns(_chosen(dataset.column_names, only) or dataset.column_names)
+    dataset = dataset.select_columns(_chosen(dataset.column_names, only, name) or dataset.column_names)
     rows = _batch_rows(len(dataset), dataset.data.nbytes)
     first = 0
     for table in dataset.with_format("arrow").iter(rows):
@@ -132,6 +138,8 @@ def _load_dataset(name: str, split: str):
     if not on_hub(name) and not Path(name).is_dir():
         raise ValueError(f"there is no folder {name}; a dataset of the hub is hf://ORGANISATION/NAME")
     folder = local(name, kind="dataset")
+    for record in contained_files(folder, ("dataset_dict.json", "state.json")):
+        read_object(folder, record.name)  # refused in our words
     if (folder / "dataset_dict.json").is_file():
         splits = datasets.load_from_disk(str(folder))
         if split not in splits:

@@ -6,7 +6,6 @@ for it before a save (`wait`), so that no checkpoint depends on unverified token
 block (`checked_array.py`). Every process verifies the store, because hosts may have their own copies.
 """
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from ringformer.data.stores.checked_array import REBUILD, CheckedArray, DamagedStore
 from ringformer.files.hashes import hash_bytes, hash_object
+from ringformer.files.json_text import parse_json
 from ringformer.files.manifest import find_faults
 
 FORMAT = 3
@@ -26,7 +26,7 @@ AT_ONCE = 2**27
 def read_meta(path: Path) -> dict[str, Any]:
     """Read a store.json. Raises ValueError if it has a different format, or has changed since it was written."""
     try:
-        meta = json.loads(path.read_bytes())
+        meta = parse_json(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): {REBUILD}") from None
     if type(meta) is not dict or "format" not in meta:

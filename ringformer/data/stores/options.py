@@ -15,6 +15,8 @@ Begin = Literal["tokenizer", "true", "false"]
 
 OF_DOCUMENTS = ("begin", "separator", "compressibility_tails", "retrieval_tasks", "join")
 """Options that only documents have."""
+MOST_TASKS = 10_000
+"""Most questions to add to a document."""
 NOT_RECORDED = (*OF_DOCUMENTS, "clean", "encoding", "skip_malformed", "template_option")
 """Options that a store of another format, or of an earlier version, does not record: it has their defaults."""
 REWRITTEN_BEFORE: Rewritten = "refuse"
@@ -113,8 +115,10 @@ class StoreOptions:
             self._refuse(OF_OWN_TEMPLATE, needed)
         if not 0.0 <= self.compressibility_tails < 0.5:
             raise ValueError(f"{key}compressibility_tails={self.compressibility_tails} must be in [0, 0.5)")
-        if self.retrieval_tasks < 0:
-            raise ValueError(f"{key}retrieval_tasks={self.retrieval_tasks} must not be negative")
+        if not 0 <= self.retrieval_tasks <= MOST_TASKS:
+            raise ValueError(
+                f"{key}retrieval_tasks={self.retrieval_tasks} must not be negative, and at most {MOST_TASKS:,}"
+            )
         if self.chat_length < 0:
             raise ValueError(f"{key}chat_length={self.chat_length} must be positive, or 0 for no limit")
         if self.max_document_bytes < 1:

@@ -40,6 +40,7 @@ from ringformer.data.stores.token_store import StoreWriter, TokenStore
 from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.data.tokenizers.load import save_tokenizer
+from ringformer.files.json_text import parse_json
 
 ENCODE_CHARACTERS = 2**21
 """Characters of text to tokenize at a time, which bounds the memory of a build."""
@@ -109,7 +110,7 @@ def open_or_build(
             "To use them, set the same options (for a run: leave out those beside the store's name); to build others, "
             "choose another directory"
         )
-    changed = changed_files(options.source, json.loads((directory / "source.json").read_text()))
+    changed = changed_files(options.source, parse_json((directory / "source.json").read_text()))
     if changed and "source" in built:
         files = changed[0]
         if len(changed) > 1:

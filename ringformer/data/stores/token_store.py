@@ -27,6 +27,7 @@ from ringformer.data.stores.checked_array import REBUILD, CheckedArray
 from ringformer.data.stores.integrity import FORMAT, ContentCheck, check_files, read_meta, verified
 from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.files.hashes import hash_object
+from ringformer.files.json_text import parse_json
 
 NAMES = "names.jsonl"
 FINGERPRINTED_FORMAT = 2
@@ -81,7 +82,7 @@ class TokenStore:
         path = self.path / NAMES
         if not path.is_file():
             return []
-        return [json.loads(line) for line in path.read_bytes().splitlines()]
+        return [parse_json(line) for line in path.read_bytes().splitlines()]
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ValueError if the store has ids beyond a model's vocabulary of `vocab_size` rows."""

@@ -28,6 +28,7 @@ from ringformer.data.tokenizers.token_bytes import (
     metaspace_bytes,
     trained_tokens,
 )
+from ringformer.files.json_text import parse_json
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
 BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
@@ -35,6 +36,11 @@ BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
 
 LONG_TEXT = 2**19
 """Most characters of a text that is encoded in one piece; longer texts are encoded in windows, in bounded memory."""
+
+MOST_TOKENS = 2**24
+"""Most tokens of a vocabulary; the largest ones have a quarter of a million."""
+PANIC = "PanicException"
+"""Class of a panic of the library's Rust code, which is private."""
 
 SWITCHES = "single_word", "lstrip", "rstrip", "normalized"
 """Switches of an added token in a tokenizer.json, all off for a token that its vocabulary has."""
@@ -51,9 +57,9 @@ class HuggingFaceTokenizer(Tokenizer):
             import tokenizers
 
         path = existing_file(path)
-        source = path.read_text(encoding="utf-8")
         try:
-            description = json.loads(source)
+            source = path.read_text(encoding="utf-8")
+            description = parse_json(source)
             self._original = tokenizers.Tokenizer.from_str(source)
         except Exception as error:  # the library raises no narrower class
             raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
@@ -68,18 +74,36 @@ class HuggingFaceTokenizer(Tokenizer):
         self.controls: Mapping[str, int] = {token["content"]: token["id"] for token in special}
         self._unigram = type(self._original.model).__name__ == "Unigram"
         self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_with_private_names(flagged, special)))
-        self.vocab_size: int = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
+        self._original.no_padding()  # up to any length, for which there may be no memory
+        self.vocab_size: int = max(self._original.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._check_ids(path)
         self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
         self.byte_lengths: np.ndarray = self._token_bytes.lengths(self.controls.values())
         self.bos_id: int | None = self._named("bos_token", BEGIN_TOKENS, path)
         # The post-processor decides this, not add_bos_token in tokenizer_config.json: GPT-2 names a token but does not
         # add it.
-        self.begins: bool = self.bos_id is not None and self._original.encode("").ids[:1] == [self.bos_id]
+        first = _reported(path, lambda: self._original.encode("").ids[:1])
+        self.begins: bool = self.bos_id is not None and first == [self.bos_id]
         self.eos_id: int = self._eos_id(path)
         content = hashlib.blake2b(source.encode(), digest_size=8, key=str(self.eos_id).encode())
         if changed:
             content.update(json.dumps(flagged["added_tokens"]).encode())
         self.name: str = "tokenizer.json-" + content.hexdigest()
+
+    def _check_ids(self, path: Path) -> None:
+        """Raise ValueError for more tokens than MOST_TOKENS, and for a special token whose id is not the one that the
+        library gives it."""
+        if not 1 <= self.vocab_size <= MOST_TOKENS:
+            raise ValueError(
+                f"{path} has {self.vocab_size - 1:,} as its largest id, it must be 0 to {MOST_TOKENS - 1:,}: models "
+                "have a row for each id"
+            )
+        for name, i in self.controls.items():
+            actual = self._original.token_to_id(name)
+            if actual != i:
+                raise ValueError(
+                    f"{path} gives {name!r} the id {i}, which the library reads as {actual}: correct the id"
+                )
 
     def _named(self, key: str, usual: tuple[str, ...], path: Path) -> int | None:
         """Return the id of the token that the files beside `path` name; of one of the `usual` names if they name none,
@@ -125,7 +149,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         usual = [text for text in texts if len(text) <= LONG_TEXT]
         try:
-            encodings = iter(self._encoder.encode_batch_fast(usual, add_special_tokens=False))
+            encode = partial(self._encoder.encode_batch_fast, usual, add_special_tokens=False)
+            encodings = iter(_reported(self.name, encode))
             encoded = []
             for text in texts:
                 if len(text) > LONG_TEXT:
@@ -151,11 +176,31 @@ class HuggingFaceTokenizer(Tokenizer):
         return trained_tokens(starts, ends, pieces)
 
     def _long(self, text: str, part: Callable[[Tokens], np.ndarray]) -> np.ndarray:
-        encode = partial(self._encoder.encode_batch, add_special_tokens=False)
+        def encode(texts: list[str]) -> list[Any]:
+            return _reported(self.name, lambda: self._encoder.encode_batch(texts, add_special_tokens=False))
+
         return encode_long(encode, text, part, whole_words=self._unigram)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._original.decode(list(map(int, ids)), skip_special_tokens=True)
+
+
+def _reported(name: object, work: Callable[[], Any]) -> Any:
+    """Return the result of `work`, which encodes texts with the tokenizer `name`.
+
+    Raises TypeError for a text with a lone surrogate, and ValueError for any other error of the library. A panic of its
+    Rust code, as of a regular expression that takes too many steps, is no Exception.
+    """
+    try:
+        return work()
+    except TypeError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        raise ValueError(
+            f"tokenizer {name} cannot encode a text: {error}; choose another tokenizer, or correct the file"
+        ) from None
 
 
 def _flagged(description: dict[str, Any], named: SpecialNames) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ringformer.estimate.seconds.program_seconds import of_chunk_pairs
 from ringformer.estimate.workloads.programs import ATTENTION
 from ringformer.estimate.workloads.targets import Target, compiler_versions
 from ringformer.estimate.workloads.training import Workload
+from ringformer.files.json_text import parse_json
 
 IDLE_SECONDS = 15.0
 """Seconds to wait for another kernel once the kernels with matrix products are there. After that, generation stops:
@@ -172,7 +173,7 @@ class KernelCache:
     def read(self) -> dict[str, float | None]:
         """Return all cached cycles."""
         try:
-            cached = json.loads(self.path.read_text())
+            cached = parse_json(self.path.read_text())
             return {str(key): cycles and float(cycles) for key, cycles in cached.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}

@@ -54,6 +54,7 @@ def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.search.plan_report import how_it_fits, packing_text, plan_text
     from ringformer.estimate.workloads.targets import find_target, only_compilers
     from ringformer.estimate.workloads.training import preset_workload
+    from ringformer.settings import LARGEST
 
     limit = MAX_STEP_SECONDS if args.max_step_seconds is None else args.max_step_seconds
     if not limit > 0:
@@ -65,8 +66,10 @@ def _plan(args: argparse.Namespace) -> int:
         )
     if args.store is not None and args.seq_len is None:
         raise ValueError(f"--store={args.store} needs --seq_len: its documents are packed into sequences of one length")
-    if args.batch_size is not None and args.batch_size < 1:
-        raise ValueError(f"--batch_size={args.batch_size} must be at least 1")
+    for name in ("seq_len", "batch_size"):
+        value = getattr(args, name)
+        if value is not None and not 1 <= value <= LARGEST:
+            raise ValueError(f"--{name}={value} must be at least 1, and at most {LARGEST:,}; or leave it out")
     if args.store is not None:
         open_one(args.store, ("train",))  # checked first: a plan takes minutes
     only_compilers()

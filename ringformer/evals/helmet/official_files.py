@@ -6,7 +6,6 @@ unpacked. Nothing is downloaded.
 """
 
 import hashlib
-import json
 import random
 from collections.abc import Sequence
 from operator import itemgetter
@@ -16,6 +15,7 @@ import numpy as np
 
 from ringformer.evals.helmet.forms import SHOTS, Question, Row
 from ringformer.evals.helmet.tasks import BY_NAME, LENGTHS, Task
+from ringformer.files.json_text import parse_json
 
 HOW = (
     "name the folder of github.com/princeton-nlp/HELMET into which data.tar.gz of the dataset princeton-nlp/HELMET was "
@@ -104,7 +104,7 @@ def _rows(path: Path, task: Task) -> list[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             is_right = task.form.is_right(row)
             is_wanted = not task.rare or row["s_pop"] < MOST_VIEWS
         except (ValueError, TypeError, LookupError, AttributeError):

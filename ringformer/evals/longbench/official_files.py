@@ -4,7 +4,6 @@ The folder is a checkout of THUDM/LongBench (`LongBench/`), in which the content
 Nothing is downloaded.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ringformer.evals.longbench.scores import METRICS, base_task, fault_of
 from ringformer.files.hashes import content_hash
+from ringformer.files.json_text import parse_json
 from ringformer.files.untrusted import read_object
 
 PROMPTS = "dataset2prompt.json"
@@ -85,7 +85,7 @@ def read_tasks(folder: Path, names: Sequence[str] | None) -> list[Task]:
 def _question(line: bytes, task: str, name: str) -> Question:
     """Return the question in a line. Raises ValueError for one of another form."""
     try:
-        row: dict[str, Any] = json.loads(line)
+        row: dict[str, Any] = parse_json(line)
         texts = row["context"], row["input"]
         answers = row["answers"]
         classes = row.get("all_classes") or []

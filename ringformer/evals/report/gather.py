@@ -1,6 +1,6 @@
 """The lines of a report, from the files that evaluations wrote."""
 
-import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
@@ -27,6 +27,7 @@ from ringformer.evals.tables import (
     mean,
     score_interval,
 )
+from ringformer.files.json_text import parse_json
 from ringformer.files.run_layout import CASES, REPORT, RESULTS
 from ringformer.files.untrusted import contained, read_object
 
@@ -111,11 +112,11 @@ def _of_cases(folder: Path, model: Mapping[str, Any]) -> list[Line] | str:
     path = folder / CASES
     head = path.read_bytes().partition(b"\n")[0]
     try:
-        name = json.loads(head)["evaluation"]
+        name = parse_json(head)["evaluation"]
     except (ValueError, TypeError, LookupError):
         return "no evaluation wrote it"
-    if name not in EVALUATIONS:
-        return f"it is of {name!r}, which no report knows"
+    if name not in tuple(EVALUATIONS):
+        return f"it is of {reprlib.repr(name)}, which no report knows"
     check, read = EVALUATIONS[name]
     try:
         settings, rows = read_cases(path, name, check)

@@ -3,7 +3,6 @@
 ringformer contains none of these data; it has words of its own, and a text that may take the place of the essays.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any, NamedTuple
 from ringformer.evals.texts import shipped
 from ringformer.evals.texts.words import ADJECTIVES, NOUNS
 from ringformer.files.hashes import content_hash
+from ringformer.files.json_text import parse_json
+from ringformer.files.untrusted import check_readable
 
 WORD_LISTS = ("adjectivelist.txt", "nounlist.txt", "verblist.txt")
 """Files of the package wonderwords, in its folder `assets`."""
@@ -173,6 +174,7 @@ def read_data(
 
 def _bytes(path: str | Path) -> bytes:
     try:
+        check_readable(path)
         return Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
@@ -195,6 +197,6 @@ def _parse(path: str | Path, read: Callable[[Any], Any], name: str) -> Any:
     """Read a file of JSON with `read`. Raises ValueError, which names the expected format, for a different format."""
     text = _text(path)
     try:
-        return read(json.loads(text))
+        return read(parse_json(text))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not {name}: {error!r}") from None

@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+from ringformer.files.untrusted import check_readable
+
 NAME = "Moby Dick, chapters 1-109"
 """Name of the text in outputs."""
 SHA256 = "038d7ec8e199ff1931192f2cfcd2db27c5dd5f3a1c06af9f2160dcf25b0d0487"
@@ -30,6 +32,7 @@ def read_text_of(option: str, path: str | Path | None) -> NamedText:
     if path is None:
         return NamedText(NAME, read_text())
     try:
+        check_readable(path)
         return NamedText(Path(path).name, Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise ValueError(f"{option}={path} is not UTF-8: name a text file") from None

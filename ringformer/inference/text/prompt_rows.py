@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringformer.files.json_text import parse_json
 from ringformer.files.resumed_lines import ResumedLines
 from ringformer.inference.rows import check_room
 from ringformer.inference.sampling import Sampling
@@ -145,8 +146,8 @@ class PromptRows:
 def _read(line: bytes) -> tuple[Row, str]:
     """Return the object in a line, and why it is no prompt; empty if it is one."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         return {"line": line.decode(errors="replace")}, f"not a line of JSON: {error}"
     no_prompt = "not an object with a text 'prompt'"
     if not isinstance(row, dict):

@@ -1,11 +1,12 @@
 """Keys of Hugging Face's config.json, as families read and write them."""
 
-import math
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ringformer.models.families.layer_patterns import shortest_pattern
 from ringformer.ops.tokenwise.rope import OPTIONS, RopeScaling
+from ringformer.settings import is_number
 
 ROPE_TYPES: dict[str, Any] = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
 """Kind of a `RopeScaling` for each rope type of a config.json."""
@@ -102,7 +103,10 @@ def _original_context(hf: dict[str, Any], parameters: dict[str, Any]) -> Any:
 
 def _ratio_of_contexts(hf: dict[str, Any], parameters: dict[str, Any]) -> float:
     """Return the factor of YaRN that transformers derives where a config.json has null."""
-    return hf["max_position_embeddings"] / _original_context(hf, parameters)
+    original = _original_context(hf, parameters)
+    if original < 1:
+        raise ValueError(f"config.json has original_max_position_embeddings={original}, must be at least 1")
+    return hf["max_position_embeddings"] / original
 
 
 def write_rope(config: Any) -> dict[str, Any]:
@@ -191,8 +195,8 @@ def write_layer_types(config: Any, unused: int | None = None) -> dict[str, Any]:
 def check_numbers(values: dict[str, Any]) -> None:
     """Raise ValueError for a value of config.json that is not a finite number."""
     for key, value in values.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"config.json has {key}={value!r}, must be a number")
+        if not is_number(value):
+            raise ValueError(f"config.json has {key}={reprlib.repr(value)}, must be a number that a float can hold")
 
 
 def scaling_to_hf(scaling: RopeScaling) -> dict[str, Any] | None:

@@ -1,10 +1,10 @@
 """Best chunks of the TPU kernels for each generation and head size, from tables that `ringformer tune` writes."""
 
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ringformer.files.json_text import parse_json
 from ringformer.hardware import CHIPS
 
 TABLES = Path(__file__).parent / "chunk_tables"
@@ -30,7 +30,7 @@ def read_chunk_sizes(path: Path, generation: str) -> dict[int, tuple[int, int]]:
     generation."""
     renew = f"ringformer tune --target={generation} writes one"
     try:
-        table = json.loads(path.read_text())
+        table = parse_json(path.read_text())
         sizes = {row["head_dim"]: (row["q_chunk"], row["k_chunk"]) for row in table["sizes"]}
         chip = table["generation"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -61,7 +61,7 @@ def tuned_share(generation: str, head_dim: int) -> float | None:
 
 @lru_cache
 def _rows(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text())["sizes"]
+    return parse_json(path.read_text())["sizes"]
 
 
 _read = lru_cache(read_chunk_sizes)

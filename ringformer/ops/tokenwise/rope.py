@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Float64, Int, UInt32
 
 from ringformer.ops.argument_checks import AnyArray
+from ringformer.settings import LARGEST, check_settings
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -75,6 +76,7 @@ class RopeScaling:
     """yarn: see `attention_factor`."""
 
     def __post_init__(self) -> None:
+        check_settings(self, "rope_scaling.")
         if self.kind not in OPTIONS:
             raise ValueError(f"unknown rope_scaling.kind {self.kind!r}; known: {', '.join(OPTIONS)}")
         given = [f.name for f in fields(self) if f.name != "kind" and getattr(self, f.name) is not None]
@@ -94,6 +96,8 @@ class RopeScaling:
             value = getattr(self, name)
             if not math.isfinite(value) or (name in REQUIRED and value < 1) or value < 0:
                 raise ValueError(f"rope_scaling.{name}={value} must be {'at least 1' if name in REQUIRED else '>= 0'}")
+            if value > LARGEST:
+                raise ValueError(f"rope_scaling.{name}={value} must be at most {LARGEST:,}: positions have 32 bits")
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             if low in OPTIONS[self.kind] and not 0 < self.option(low) < self.option(high):
                 raise ValueError(
