@@ -116,15 +116,23 @@ def read_chats(
     malformed: Malformed,
     weight_field: str = "",
     encodings: Sequence[str] = UTF_8,
+    max_bytes: int | None = None,
 ) -> Iterator[Conversation]:
     """Read the conversations of `source`, and report unreadable records to `malformed`.
+
+    Columns of a table that no format has are not read, unless it has no others.
+
+    Args:
+      max_bytes: most bytes of a record (`read_rows`); None: no limit.
 
     Raises:
       ValueError: for an unknown format.
     """
     if chat_format not in FORMATS:
         raise ValueError(f"unknown chat format {chat_format!r}; known: {', '.join(FORMATS)}")
-    for record, name in read_rows(source, split=split, malformed=malformed, encodings=encodings):
+    only = (*_keys(), *filter(None, [weight_field]))
+    rows = read_rows(source, split=split, malformed=malformed, only=only, encodings=encodings, max_bytes=max_bytes)
+    for record, name in rows:
         try:
             messages = read_messages(record, chat_format)
             weight = weight_of(record, weight_field)
@@ -133,6 +141,17 @@ def read_chats(
             malformed(f"{name}: {fault}", fault.reason, unreadable)
             continue
         yield Conversation(messages, name, weight)
+
+
+def _keys() -> list[str]:
+    """Return the keys that records of conversations have, in any format."""
+    keys = ["system", "tools", "functions", "history"]
+    for shape in FORMATS.values():
+        if isinstance(shape, Turns):
+            keys += shape.turns
+        else:
+            keys += [shape.question, *shape.answers, *shape.more]
+    return keys
 
 
 def formats_of(record: dict[str, Any]) -> list[ChatFormat]:

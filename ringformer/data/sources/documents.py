@@ -125,7 +125,7 @@ def read_documents(
         documents = _files(in_groups(files, source, join), encodings, max_bytes, patterned, malformed)
     elif kind in ROWS and where:
         only = (field, *filter(None, [weight_field]))
-        rows = read_rows(source, split=split, malformed=malformed, only=only, encodings=encodings)
+        rows = read_rows(source, split=split, malformed=malformed, only=only, encodings=encodings, max_bytes=max_bytes)
         errors = "surrogateescape" if any_bytes else "strict"
         documents = _fields(rows, field, weight_field, max_bytes, errors, malformed)
     else:

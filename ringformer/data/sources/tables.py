@@ -1,21 +1,33 @@
 """Sources that are tables: Parquet and Arrow files, and Hugging Face datasets, read as batches of Arrow columns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ringformer.data.optional_packages import needed_for
+from ringformer.data.sources.arrow_columns import ArrowReader
+from ringformer.data.sources.parquet_pages import MOST_ROWS, batch_rows
+from ringformer.data.sources.row_sizes import (
+    PYTHON_NUMBER,
+    VALUE_BYTES,
+    Damaged,
+    RowLimit,
+    RowTooLarge,
+    array_sizes,
+    row_limit,
+)
 from ringformer.data.sources.source_files import files_of
+from ringformer.data.sources.text_files import too_large
 from ringformer.files.hub import local, on_hub, snapshot
 
 TABLES = ("parquet", "arrow", "datasets", "hf")
 """Kinds of source that are tables."""
 
-MOST_ROWS = 1024
-MOST_BYTES = 2**25
-"""Most rows of a batch and, if rows are larger, about the most bytes."""
-END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-"""Last bytes of an Arrow stream."""
+BUFFER_BYTES = 2**20
+"""Bytes of a Parquet column to read at a time."""
 
 
 class Batch(NamedTuple):
@@ -33,21 +45,33 @@ class Batch(NamedTuple):
         return f"{self.file}:{self.first + row}"
 
 
-def read_tables(source: str, *, split: str, only: Sequence[str] = ()) -> Iterator[Batch]:
-    """Read a source of one of the kinds `TABLES`.
+def read_tables(
+    source: str,
+    *,
+    split: str,
+    only: Sequence[str] = (),
+    max_bytes: int | None = None,
+    number_bytes: int = PYTHON_NUMBER,
+) -> Iterator[Batch]:
+    """Read a source of one of the kinds `TABLES`, in batches of `BATCH_BYTES` bytes at most, or of one row.
 
     Args:
       only: columns to read, of those that the table has; if it has none of them, all are read.
+      max_bytes: most bytes of a row, besides the `RECORD_BYTES` that any may have; None: no limit.
+      number_bytes: fewest bytes that a number within a row counts for; 0: its own.
+
+    Raises ValueError for a file that is damaged, and for a row beyond the limit, which is not read.
     """
+    limit = row_limit(max_bytes, number_bytes)
     name = _dataset_name(source)
     if name is not None:
-        yield from _dataset(name, split, only)
+        yield from _dataset(name, split, only, limit, max_bytes)
         return
     kind, _, _ = source.partition(":")
     read = _parquet if kind == "parquet" else _arrow
     for path in files_of(source):
         first = 0
-        for columns in read(path, only):
+        for columns in read(path, only, limit, max_bytes):
             yield Batch(columns, str(path), first)
             first += len(columns)
 
@@ -71,58 +95,117 @@ def _chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
     return [name for name in names if name in only]
 
 
-def _batch_rows(rows: int, size: int) -> int:
-    """Return the rows of a batch of a table with so many rows and bytes."""
-    return max(1, min(MOST_ROWS, MOST_BYTES * rows // max(size, 1)))
-
-
-def _parquet(path: Path, only: Sequence[str]) -> Iterator[Any]:
+def _parquet(path: Path, only: Sequence[str], limit: RowLimit, max_bytes: int | None) -> Iterator[Any]:
     with needed_for("a parquet: source"):
-        import pyarrow
         from pyarrow import parquet
 
-    try:
-        with parquet.ParquetFile(path) as table:
-            size = sum(table.metadata.row_group(i).total_byte_size for i in range(table.metadata.num_row_groups))
-            rows = _batch_rows(table.metadata.num_rows, size)
-            yield from table.iter_batches(rows, columns=_chosen(table.schema_arrow.names, only) or None)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is not a parquet file, or it is damaged: {str(error).splitlines()[0]}") from None
+    row = 0
+    with _faults(path, "a parquet file", max_bytes, lambda: row), path.open("rb") as file:
+        texts = _texts_of(path)
+        with parquet.ParquetFile(path, read_dictionary=texts, buffer_size=BUFFER_BYTES) as table:
+            metadata = table.metadata
+            chosen = _chosen(table.schema_arrow.names, only) or table.schema_arrow.names
+            leaves = _leaves(metadata, chosen)
+            for i in range(metadata.num_row_groups):
+                group = metadata.row_group(i)
+                rows = batch_rows(file, group, metadata.schema, leaves, limit, max_bytes)
+                for batch in table.iter_batches(rows, row_groups=[i], columns=chosen):
+                    for piece in _pieces(batch, limit):
+                        yield piece
+                        row += len(piece)
 
 
-def _arrow(path: Path, only: Sequence[str]) -> Iterator[Any]:
+def _texts_of(path: Path) -> list[str]:
+    """Return the columns that pyarrow can read as numbers of a dictionary's values, instead of copying the values."""
+    from pyarrow import parquet
+
+    schema = parquet.read_metadata(path).schema
+    texts = []
+    for i in range(len(schema)):
+        if schema.column(i).physical_type == "BYTE_ARRAY":
+            texts.append(schema.column(i).path)
+    return texts
+
+
+def _leaves(metadata: Any, chosen: Sequence[str]) -> list[int]:
+    """Return the numbers of the columns that are chosen, or parts of a chosen one."""
+    leaves = []
+    for i in range(len(metadata.schema)):
+        path = metadata.schema.column(i).path
+        if any(path == name or path.startswith(f"{name}.") for name in chosen):
+            leaves.append(i)
+    return leaves
+
+
+def _pieces(batch: Any, limit: RowLimit) -> Iterator[Any]:
+    """Yield the rows of a RecordBatch, at most `BATCH_BYTES` bytes or one row at a time."""
+    batch.validate(full=True)
+    sizes = np.full(len(batch), VALUE_BYTES, np.int64)
+    for column in batch.columns:
+        sizes += array_sizes(column, limit)
+    first = 0
+    while first < len(batch):
+        rows = limit.fitting(sizes[first:])
+        yield _without_dictionaries(batch.slice(first, rows))
+        first += rows
+
+
+def _without_dictionaries(batch: Any) -> Any:
+    """Return a RecordBatch with copies of the values of dictionaries in its columns."""
+    import pyarrow
+
+    columns = []
+    for column in batch.columns:
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.dictionary.take(column.indices)
+        columns.append(column)
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _arrow(path: Path, only: Sequence[str], limit: RowLimit, max_bytes: int | None) -> Iterator[Any]:
     with needed_for("an arrow: source"):
-        import pyarrow
+        import pyarrow  # noqa: F401
+
+    row = 0
+    with _faults(path, "an Arrow file", max_bytes, lambda: row), path.open("rb") as file:
+        for batch in ArrowReader(path, file, lambda names: _chosen(names, only), limit):
+            yield batch
+            row += len(batch)
+
+
+@contextmanager
+def _faults(path: Path | str, kind: str, max_bytes: int | None, row: Callable[[], int]) -> Iterator[None]:
+    """Name the file and the row in errors of its content.
+
+    Args:
+      kind: what the file should be.
+      row: returns the number of the row that is being read.
+    """
+    import pyarrow
 
     try:
-        with pyarrow.memory_map(str(path)) as file:
-            if file.read(6) == b"ARROW1":
-                reader = pyarrow.ipc.open_file(file)
-                batches = map(reader.get_batch, range(reader.num_record_batches))
-            else:
-                file.seek(max(file.size() - len(END_OF_STREAM), 0))
-                if file.read() != END_OF_STREAM:
-                    raise OSError("the stream does not end, it was cut")
-                file.seek(0)
-                batches = iter(pyarrow.ipc.open_stream(file))
-            for batch in batches:
-                columns = batch.select(_chosen(batch.schema.names, only) or batch.schema.names)
-                rows = _batch_rows(len(columns), columns.nbytes)
-                for first in range(0, len(columns), rows):
-                    yield columns.slice(first, rows)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is not an Arrow file, or it is damaged: {str(error).splitlines()[0]}") from None
+        yield
+    except RowTooLarge as fault:
+        what = "bytes in memory"
+        if fault.args:
+            what = f"bytes: it is, or follows before, {fault}"
+        raise too_large(f"{path}:{row()}", max_bytes or 0, what) from None
+    except (Damaged, pyarrow.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        place = f"row {row()} or one behind it: " if row() else ""
+        raise ValueError(f"{path} is not {kind}, or it is damaged: {place}{reason}") from None
 
 
-def _dataset(name: str, split: str, only: Sequence[str]) -> Iterator[Batch]:
+def _dataset(name: str, split: str, only: Sequence[str], limit: RowLimit, max_bytes: int | None) -> Iterator[Batch]:
     dataset = _load_dataset(name, split)
     dataset = dataset.select_columns(_chosen(dataset.column_names, only) or dataset.column_names)
-    rows = _batch_rows(len(dataset), dataset.data.nbytes)
-    first = 0
-    for table in dataset.with_format("arrow").iter(rows):
-        for columns in table.to_batches():
-            yield Batch(columns, name, first)
-            first += len(columns)
+    row = 0
+    with _faults(name, "a dataset", max_bytes, lambda: row):
+        for table in dataset.with_format("arrow").iter(MOST_ROWS):
+            for batch in table.to_batches():
+                for piece in _pieces(batch, limit):
+                    yield Batch(piece, name, row)
+                    row += len(piece)
 
 
 def _load_dataset(name: str, split: str):

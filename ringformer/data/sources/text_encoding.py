@@ -36,8 +36,8 @@ _DECLARED = re.compile(rb"(?:charset|encoding|coding)\s*[:=]\s*[\"']?([\w.-]+)",
 class Undecodable(ValueError):
     """Fault of a file, or of a line, in none of the encodings. `likely` names an encoding that decodes it."""
 
-    def __init__(self, content: bytes, at: int, encodings: Sequence[str], offset: int = 0):
-        self.likely: str = likely_encoding(content, at)
+    def __init__(self, content: bytes, at: int, encodings: Sequence[str], offset: int = 0, head: bytes | None = None):
+        self.likely: str = likely_encoding(content, at, content[:HEAD] if head is None else head)
         start = max(at - EXCERPT, 0)
         end = at + EXCERPT
         if is_wide(self.likely):
@@ -75,20 +75,12 @@ def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
     of that byte order. Other zero bytes are of UTF-16 or UTF-32 if the list has one without a mark. A mark is no part
     of the text. Raises Undecodable if none can; it names the first fault in the first encoding.
     """
-    mark = unmarked = wide = ""
-    if not offset:
-        mark = byte_order_mark(content)
-        wide = wide_encoding(content[:HEAD], encodings)
-        if not mark:
-            unmarked = _unmarked_wide(content[:HEAD])
+    head = content[:HEAD] if not offset else b""
     faults = []
     for encoding in encodings:
-        if not mark and (encoding != unmarked if unmarked else wide and not is_wide(encoding)):
-            faults.append(content.index(b"\0"))
-            continue
-        marked = encoding if encoding in MARKED else ""
-        if mark != marked and not (mark and encoding.startswith(mark)):
-            faults.append(0)
+        fault = fault_in_head(head, encoding, encodings)
+        if fault is not None:
+            faults.append(fault)
             continue
         try:
             text = content.decode(encoding)
@@ -99,6 +91,26 @@ def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
             text = text.removeprefix("\ufeff")
         return text
     raise Undecodable(content, faults[0], encodings, offset)
+
+
+def fault_in_head(head: bytes, encoding: str, encodings: Sequence[str]) -> int | None:
+    """Return the place of a fault if the beginning of a file shows that an encoding of the list is not its own: by a
+    byte order mark, or by zero bytes; None otherwise.
+
+    Args:
+      head: the first `HEAD` bytes of a file; empty for a line further on.
+    """
+    mark = byte_order_mark(head)
+    unmarked = ""
+    if not mark:
+        unmarked = _unmarked_wide(head)
+    wide = wide_encoding(head, encodings)
+    if not mark and (encoding != unmarked if unmarked else wide and not is_wide(encoding)):
+        return head.index(b"\0")
+    marked = encoding if encoding in MARKED else ""
+    if mark != marked and not (mark and encoding.startswith(mark)):
+        return 0
+    return None
 
 
 def byte_order_mark(content: bytes) -> str:
@@ -136,17 +148,21 @@ def is_binary(content: bytes, encodings: Sequence[str]) -> bool:
     return not any(_begins_in(head, encoding) for encoding in encodings if is_wide(encoding) and encoding not in MARKED)
 
 
-def likely_encoding(content: bytes, at: int) -> str:
+def likely_encoding(content: bytes, at: int, head: bytes) -> str:
     """Return an encoding that decodes the bytes around a fault: by their mark, by the name in their first bytes, or by
-    the statistics of languages. A text with few letters beyond ASCII is taken for cp1252."""
+    the statistics of languages. A text with few letters beyond ASCII is taken for cp1252.
+
+    Args:
+      head: the first bytes of the file, or of the line.
+    """
     import charset_normalizer
 
-    encoding = byte_order_mark(content) or _unmarked_wide(content[:HEAD])
+    encoding = byte_order_mark(head) or _unmarked_wide(head)
     if encoding:
         return encoding
     start = max(at - SAMPLE, 0) // 4 * 4  # where a character of UTF-16 or UTF-32 begins
     sample = content[start : at + SAMPLE]
-    for match in _DECLARED.finditer(content[:HEAD]):
+    for match in _DECLARED.finditer(head):
         declared = match[1].decode()
         if _decodes(sample, declared):
             return declared

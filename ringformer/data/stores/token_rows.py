@@ -43,6 +43,8 @@ class TokenEncoder:
     tokenizer: Tokenizer
     skip_empty: bool
     malformed: Malformed
+    max_bytes: int | None = None
+    """Most bytes of a row of the columns that are read; None: no limit."""
 
     def __post_init__(self) -> None:
         if self.source.partition(":")[0] not in TABLES:
@@ -54,7 +56,8 @@ class TokenEncoder:
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         """Yield batches of rows, each with its number of values."""
         columns = (IDS, LABELS, PADDING, *MASKS)
-        for batch in read_tables(self.source, split=self.split, only=columns):
+        batches = read_tables(self.source, split=self.split, only=columns, max_bytes=self.max_bytes, number_bytes=0)
+        for batch in batches:
             names = batch.columns.schema.names
             for name in columns:
                 if names.count(name) > 1:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringformer.data.sources import tables
+from ringformer.data.sources import row_sizes
 from ringformer.data.sources.records import read_rows
 from ringformer.data.sources.tables import pinned, read_tables
 
@@ -39,7 +39,7 @@ def test_rows_are_all_there_in_order(sources, kind, monkeypatch):
     assert [row.record for row in rows] == ROWS
     assert [row.name.rpartition(":")[2] for row in rows] == [str(i) for i in range(len(ROWS))]
     assert [row.record for row in read_rows(sources[kind], only=("n", "other"))] == [{"n": row["n"]} for row in ROWS]
-    monkeypatch.setattr(tables, "MOST_BYTES", 2000)
+    monkeypatch.setattr(row_sizes, "BATCH_BYTES", 20_000)
     batches = list(read_tables(sources[kind], split="train"))
     assert [r for batch in batches for r in batch.columns.to_pylist()] == ROWS
     assert max(len(batch.columns) for batch in batches) < 200, "batches of large rows have few"
