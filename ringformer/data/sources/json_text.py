@@ -22,8 +22,8 @@ _SPACE = re.compile(r"\s*")
 def parse_json(text: str, name: str, max_bytes: int | None) -> Any:
     """Parse a value of JSON.
 
-    Raises ValueError and RecursionError as `json.loads` does, and TooLarge, which names the value `name`, if it has more
-    values than a record of `max_bytes` bytes may have; None: no limit.
+    Raises ValueError and RecursionError as `json.loads` does, and TooLarge, which names the value `name`, if it has
+    more values than a record of `max_bytes` bytes may have; None: no limit.
     """
     _check_values(text, 0, name, max_bytes)
     return json.loads(text)

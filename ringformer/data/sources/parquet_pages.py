@@ -1,10 +1,12 @@
 """Pages of a Parquet file: their sizes, numbers of values and longest rows, before pyarrow reads any of them.
 
-pyarrow reads a page whole, and a row whole; the file's footer may declare other sizes than its pages have. Format:
+pyarrow reads a page whole, and a row whole; the file's footer may declare other sizes. The footer is
+parsed here too: some faults of its statistics end the process if pyarrow is asked for them. Format:
 https://parquet.apache.org/docs/file-format/
 """
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -22,9 +24,18 @@ MOST_DEPTH = 8
 """Deepest structure of a page's header."""
 GROUPS = 2**15
 """Groups of eight levels to unpack at a time."""
-NUMBER_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 CODE_BYTES = 4
 """Bytes of a text that is read as the number of a dictionary's value."""
+NUMBER_BYTES = (1, 4, 8, 8, 4, 8, CODE_BYTES)
+"""Bytes of a value in memory, by the number of its type: boolean, int32, int64, int96, float, double, text."""
+TEXT = 6
+SAME_LENGTH = 7
+"""Types of texts, and of bytes whose length the schema gives."""
+DELTA_TEXTS = 7
+"""Encoding of texts that repeat the beginning of the one before."""
+CODECS = ("", "snappy", "gzip", "lzo", "brotli", "lz4_raw", "zstd", "lz4_raw")
+"""pyarrow's names of compressions, by their number."""
+MAGIC = b"PAR1"
 LEVEL_BYTES = 4
 """Bytes of the levels of each value."""
 
@@ -52,11 +63,47 @@ class Page:
     """Bytes of repetition levels at its beginning, which are not compressed; None: they are part of its content."""
 
 
-class _Compact:
-    """Structures in Thrift's compact protocol, of which only numbers and structures are kept."""
+@dataclass(frozen=True)
+class Leaf:
+    """A column, or a member of one that has no members of its own."""
 
-    def __init__(self, file: IO[bytes]):
+    path: str
+    kind: int
+    """Number of its type."""
+    length: int
+    """Bytes of each value, of the type `SAME_LENGTH`."""
+    levels: int
+    """Number of lists that its values are in."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A column of a row group."""
+
+    leaf: Leaf
+    encodings: list[int]
+    codec: str
+    values: int
+    start: int
+    size: int
+    """Place and bytes in the file."""
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that are stored together."""
+
+    rows: int
+    chunks: list[Chunk]
+    """By the number of the leaf."""
+
+
+class _Compact:
+    """Structures in Thrift's compact protocol, as Python's objects; texts are kept if `texts` is set."""
+
+    def __init__(self, file: IO[bytes], texts: bool = False):
         self._file = file
+        self._texts = texts
 
     def structure(self, depth: int = 0) -> dict[int, Any]:
         """Read a structure: the values by the number of their field."""
@@ -86,22 +133,30 @@ class _Compact:
         if kind == 7:
             return self._skip(8)
         if kind == 8:
-            return self._skip(self._unsigned())
+            return self._text(self._unsigned())
         if kind in (9, 10):
             return self._list(depth)
         if kind == 12:
             return self.structure(depth + 1)
         raise Damaged(f"the header of a page has a value of type {kind}")
 
-    def _list(self, depth: int) -> None:
+    def _text(self, size: int) -> bytes:
+        if not self._texts:
+            self._skip(size)
+            return b""
+        return self._file.read(size)
+
+    def _list(self, depth: int) -> list[Any]:
         head = self._byte()
         count = head >> 4
         if count == 15:
             count = self._unsigned()
         if depth > MOST_DEPTH:
             raise Damaged("the header of a page is nested too deeply")
+        values = []
         for _ in range(count):
-            self._value(head & 15, depth + 1)
+            values.append(self._value(head & 15, depth + 1))
+        return values
 
     def _byte(self) -> int:
         content = self._file.read(1)
@@ -126,22 +181,77 @@ class _Compact:
         return value >> 1 ^ -(value & 1)
 
 
-def pages_of(file: IO[bytes], chunk: Any) -> Iterator[Page]:
-    """Yield the pages of a column in a row group.
+def row_groups(file: IO[bytes]) -> list[RowGroup]:
+    """Read the footer of a Parquet file. Raises Damaged if it contradicts itself."""
+    end = file.seek(0, 2) - 8
+    if end < 4:
+        raise Damaged("it is too short")
+    file.seek(end)
+    size = int.from_bytes(file.read(4), "little")
+    if file.read(4) != MAGIC or size > end:
+        raise Damaged(f"it does not end as one does: its footer would have {size:,} of {end:,} bytes")
+    file.seek(end - size)
+    try:
+        footer = _Compact(io.BytesIO(file.read(size)), texts=True).structure()
+        leaves = _leaves(footer[2])
+        groups = []
+        for group in footer[4]:
+            chunks = []
+            for leaf, column in zip(leaves, group[1], strict=True):
+                chunks.append(_chunk(leaf, column[3]))
+            groups.append(RowGroup(group[3], chunks))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"its footer lacks a part, or has another in its place: {error}") from None
+    return groups
 
-    Args:
-      chunk: pyarrow's ColumnChunkMetaData.
+
+def _chunk(leaf: Leaf, meta: dict[int, Any]) -> Chunk:
+    start = meta[9]
+    if 0 < meta.get(11, 0) < start:
+        start = meta[11]
+    codec = meta[4]
+    if start < 0 or not 0 <= codec < len(CODECS):
+        raise ValueError(f"a column begins at byte {start:,} and has the compression {codec}")
+    if not 0 <= leaf.kind <= SAME_LENGTH or leaf.length < 0 or not isinstance(meta[2], list):
+        raise ValueError(f"a column has the type {leaf.kind} with {leaf.length:,} bytes")
+    return Chunk(leaf, meta[2], CODECS[codec], meta[5], start, meta[7])
+
+
+def _leaves(elements: list[dict[int, Any]]) -> list[Leaf]:
+    """Return the leaves of a schema, which lists each element before its members."""
+    leaves: list[Leaf] = []
+
+    def add(place: int, path: str, levels: int) -> int:
+        element = elements[place]
+        repeated = 2
+        if place:
+            name = element[4].decode()
+            path = f"{path}.{name}" if path else name
+            levels += element.get(3) == repeated
+        members = element.get(5, 0)
+        place += 1
+        if not members:
+            leaves.append(Leaf(path, element[1], element.get(2, 0), levels))
+        for _ in range(members):
+            place = add(place, path, levels)
+        return place
+
+    try:
+        add(0, "", 0)
+    except (IndexError, RecursionError):
+        raise ValueError("a schema whose members are not all there") from None
+    return leaves
+
+
+def pages_of(file: IO[bytes], chunk: Chunk) -> Iterator[Page]:
+    """Yield the pages of a column in a row group.
 
     Raises Damaged for a header that cannot be read, or that contradicts itself.
     """
-    place = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < place:
-        place = chunk.dictionary_page_offset
-    if place < 0:
-        raise Damaged(f"a column begins at byte {place:,}")
-    end = place + chunk.total_compressed_size
+    place = chunk.start
+    end = place + chunk.size
     values = 0
-    while place < end and values < chunk.num_values:
+    while place < end and values < chunk.values:
         file.seek(place)
         header = _Compact(file).structure()
         page = _page(header, file.tell())
@@ -157,6 +267,8 @@ def _page(header: dict[int, Any], start: int) -> Page:
     is_dictionary = _DICTIONARY in header
     is_second_version = _DATA_V2 in header
     body = header.get(_DATA) or header.get(_DATA_V2) or header.get(_DICTIONARY) or {}
+    if type(body) is not dict:
+        raise Damaged(f"the header of the page at byte {start:,} has no number of values")
     compressed = header.get(_COMPRESSED, -1)
     uncompressed = header.get(_UNCOMPRESSED, -1)
     values = body.get(number_of_values, 0)
@@ -260,36 +372,34 @@ def _levels(file: IO[bytes], page: Page, codec: str) -> memoryview:
     if page.level_bytes is not None:
         return memoryview(file.read(min(page.level_bytes, page.compressed)))
     content: Any = file.read(page.compressed)
-    if codec != "UNCOMPRESSED":
-        name = {"LZ4": "lz4_raw"}.get(codec, codec.lower())
-        content = pyarrow.decompress(content, decompressed_size=page.uncompressed, codec=name)
+    if codec:
+        content = pyarrow.decompress(content, decompressed_size=page.uncompressed, codec=codec)
     view = memoryview(content).cast("B")
     size = int.from_bytes(view[:4], "little")
     return view[4 : 4 + size]
 
 
-def batch_rows(file: IO[bytes], group: Any, schema: Any, leaves: list[int], limit: RowLimit, most: int | None) -> int:
+def batch_rows(file: IO[bytes], group: RowGroup, chosen: Sequence[str], limit: RowLimit, most: int | None) -> int:
     """Return how many rows of a row group to read together.
 
     Args:
-      group: pyarrow's RowGroupMetaData.
-      schema: pyarrow's ParquetSchema.
-      leaves: numbers of the columns to read.
+      chosen: names of the columns to read.
       limit: of a row.
       most: most bytes of a document; None: no limit.
 
     Raises Damaged for a page that contradicts itself, and RowTooLarge for a page or a row that is beyond the limit.
     """
     rows = MOST_ROWS
-    for leaf in leaves:
-        rows = min(rows, _leaf_rows(file, group, schema, leaf, limit, most))
+    for chunk in group.chunks:
+        path = chunk.leaf.path
+        if any(path == name or path.startswith(f"{name}.") for name in chosen):
+            rows = min(rows, _chunk_rows(file, group.rows, chunk, limit, most))
     return max(rows, 1)
 
 
-def _leaf_rows(file: IO[bytes], group: Any, schema: Any, leaf: int, limit: RowLimit, most: int | None) -> int:
+def _chunk_rows(file: IO[bytes], group_rows: int, chunk: Chunk, limit: RowLimit, most: int | None) -> int:
     """Return how many rows of one column to read together; 0 if even one is more than a batch should have."""
-    chunk = group.column(leaf)
-    column = schema.column(leaf)
+    leaf = chunk.leaf
     pages = []
     largest = 0
     total = 0
@@ -297,33 +407,34 @@ def _leaf_rows(file: IO[bytes], group: Any, schema: Any, leaf: int, limit: RowLi
     rows = MOST_ROWS
     for page in pages_of(file, chunk):
         if most is not None:
-            _check_page(page, chunk.path_in_schema, most)
+            _check_page(page, leaf.path, most)
         pages.append(page)
         largest = max(largest, page.uncompressed)
         total += page.uncompressed
         if not page.is_dictionary:
             values += page.values
             rows = min(rows, BATCH_BYTES * page.values // max(page.uncompressed, 1))
-    value_bytes = NUMBER_BYTES.get(chunk.physical_type, CODE_BYTES)
-    if chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
-        value_bytes = column.length
-    if "DELTA_BYTE_ARRAY" in chunk.encodings:  # a value may repeat the beginning of the one before it
+    if leaf.kind == SAME_LENGTH:
+        value_bytes = leaf.length
+    elif DELTA_TEXTS in chunk.encodings:
         value_bytes = largest
-    if not column.max_repetition_level:
+    else:
+        value_bytes = NUMBER_BYTES[leaf.kind]
+    if not leaf.levels:
         return min(rows, BATCH_BYTES // max(value_bytes, 1))
     if values * (value_bytes + LEVEL_BYTES) <= BATCH_BYTES and total <= BATCH_BYTES:
         return MOST_ROWS
     longest = _LongestRow()
-    width = int(column.max_repetition_level).bit_length()
+    width = leaf.levels.bit_length()
     for page in pages:
         if not page.is_dictionary:
             longest.begin_page()
-            _add_levels(longest, _levels(file, page, chunk.compression), width, page.values)
+            _add_levels(longest, _levels(file, page, chunk.codec), width, page.values)
             longest.end_page(page)
     if longest.values * value_bytes > limit.row_bytes or longest.page_bytes > limit.row_bytes:
-        raise RowTooLarge(f"a row of {longest.values:,} values in the column {chunk.path_in_schema}")
+        raise RowTooLarge(f"a row of {longest.values:,} values in the column {leaf.path}")
     of_values = BATCH_BYTES // max(longest.values * (value_bytes + LEVEL_BYTES), 1)
-    of_pages = BATCH_BYTES * group.num_rows // max(total, 1)
+    of_pages = BATCH_BYTES * group_rows // max(total, 1)
     return min(MOST_ROWS, of_values, of_pages)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.sources.arrow_columns import ArrowReader
-from ringformer.data.sources.parquet_pages import MOST_ROWS, batch_rows
+from ringformer.data.sources.parquet_pages import MOST_ROWS, TEXT, batch_rows, row_groups
 from ringformer.data.sources.row_sizes import (
     PYTHON_NUMBER,
     VALUE_BYTES,
@@ -101,40 +101,19 @@ def _parquet(path: Path, only: Sequence[str], limit: RowLimit, max_bytes: int | 
 
     row = 0
     with _faults(path, "a parquet file", max_bytes, lambda: row), path.open("rb") as file:
-        texts = _texts_of(path)
+        groups = row_groups(file)
+        texts = []
+        for chunk in groups[0].chunks if groups else []:
+            if chunk.leaf.kind == TEXT:
+                texts.append(chunk.leaf.path)
         with parquet.ParquetFile(path, read_dictionary=texts, buffer_size=BUFFER_BYTES) as table:
-            metadata = table.metadata
             chosen = _chosen(table.schema_arrow.names, only) or table.schema_arrow.names
-            leaves = _leaves(metadata, chosen)
-            for i in range(metadata.num_row_groups):
-                group = metadata.row_group(i)
-                rows = batch_rows(file, group, metadata.schema, leaves, limit, max_bytes)
+            for i, group in enumerate(groups):
+                rows = batch_rows(file, group, chosen, limit, max_bytes)
                 for batch in table.iter_batches(rows, row_groups=[i], columns=chosen):
                     for piece in _pieces(batch, limit):
                         yield piece
                         row += len(piece)
-
-
-def _texts_of(path: Path) -> list[str]:
-    """Return the columns that pyarrow can read as numbers of a dictionary's values, instead of copying the values."""
-    from pyarrow import parquet
-
-    schema = parquet.read_metadata(path).schema
-    texts = []
-    for i in range(len(schema)):
-        if schema.column(i).physical_type == "BYTE_ARRAY":
-            texts.append(schema.column(i).path)
-    return texts
-
-
-def _leaves(metadata: Any, chosen: Sequence[str]) -> list[int]:
-    """Return the numbers of the columns that are chosen, or parts of a chosen one."""
-    leaves = []
-    for i in range(len(metadata.schema)):
-        path = metadata.schema.column(i).path
-        if any(path == name or path.startswith(f"{name}.") for name in chosen):
-            leaves.append(i)
-    return leaves
 
 
 def _pieces(batch: Any, limit: RowLimit) -> Iterator[Any]:
