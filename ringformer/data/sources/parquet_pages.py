@@ -12,14 +12,16 @@ from typing import IO, Any
 
 import numpy as np
 
-from ringformer.data.sources.row_sizes import BATCH_BYTES, Damaged, RowLimit, RowTooLarge
+from ringformer.data.sources.row_sizes import BATCH_BYTES, VALUE_BYTES, Damaged, RowLimit, RowTooLarge
 
 MOST_ROWS = 1024
 """Most rows of a batch."""
-PAGE_BYTES = 2**25
-"""Bytes that a page may have beyond the limit of a document."""
+PAGE_HEAD = 2**12
+"""Bytes of a page besides its values and their levels."""
 PACKED_TIMES = 32
-"""Times that a page of several documents may be larger than compressed, if it is larger than a document may be."""
+PACKED_BYTES = 2**24
+"""A page of several values may be so many times larger than compressed, or have so many bytes beyond half the limit of
+a document: pyarrow copies it several times."""
 MOST_DEPTH = 8
 """Deepest structure of a page's header."""
 GROUPS = 2**15
@@ -431,7 +433,8 @@ def _chunk_rows(file: IO[bytes], group_rows: int, chunk: Chunk, limit: RowLimit,
             longest.begin_page()
             _add_levels(longest, _levels(file, page, chunk.codec), width, page.values)
             longest.end_page(page)
-    if longest.values * value_bytes > limit.row_bytes or longest.page_bytes > limit.row_bytes:
+    counted_bytes = VALUE_BYTES if leaf.kind == TEXT else max(value_bytes, limit.number_bytes)
+    if longest.values * counted_bytes > limit.row_bytes or longest.page_bytes > limit.row_bytes:
         raise RowTooLarge(f"a row of {longest.values:,} values in the column {leaf.path}")
     of_values = BATCH_BYTES // max(longest.values * (value_bytes + LEVEL_BYTES), 1)
     of_pages = BATCH_BYTES * group_rows // max(total, 1)
@@ -440,9 +443,10 @@ def _chunk_rows(file: IO[bytes], group_rows: int, chunk: Chunk, limit: RowLimit,
 
 def _check_page(page: Page, column: str, most: int) -> None:
     """Raise RowTooLarge for a page with a document beyond the limit, or one that hides many in few bytes."""
-    has_large_document = page.uncompressed > most * max(page.values, 1)
-    is_packed = page.uncompressed > PACKED_TIMES * page.compressed
-    if page.uncompressed > most + PAGE_BYTES and (has_large_document or is_packed):
+    has_large_document = page.uncompressed > (most + LEVEL_BYTES + CODE_BYTES) * page.values + PAGE_HEAD
+    is_packed = page.uncompressed > max(most // 2 + PACKED_BYTES, PACKED_TIMES * page.compressed)
+    is_single = page.values == 1
+    if has_large_document or (is_packed and not is_single):
         raise RowTooLarge(
             f"a page of {page.uncompressed:,} bytes, {page.compressed:,} compressed, in the column {column}"
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-BATCH_BYTES = 2**25
+BATCH_BYTES = 2**23
 """Most bytes of the rows that are read together; a larger row is read alone."""
 RECORD_BYTES = 2**22
 """Bytes that a record may have beyond the limit of its document: names of fields, other fields and escapes."""
