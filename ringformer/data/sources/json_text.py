@@ -79,7 +79,7 @@ class JsonText:
                 if end < len(self._text) or self._has_ended:
                     self._pass_to(end)
                     return value
-            self._read(min(max(ahead, AHEAD), most + 1 - ahead))
+            self._read(min(max(ahead // 2, AHEAD), most + 1 - ahead))
 
     def _pass_to(self, place: int) -> None:
         self.line += self._text.count("\n", self.place, place)

@@ -15,6 +15,7 @@ from ringformer.data.sources.source_files import open_file
 from ringformer.data.sources.text_encoding import (
     HEAD,
     MARKED,
+    PART,
     SAMPLE,
     Undecodable,
     byte_order_mark,
@@ -25,8 +26,6 @@ from ringformer.data.sources.text_encoding import (
     wide_encoding,
 )
 
-PART = 2**20
-"""Bytes of a file to decode at a time."""
 NAMED = 20
 """Most files that an error names."""
 
@@ -94,7 +93,7 @@ def lines_of(path: Path, encodings: Sequence[str], max_bytes: int | None = None)
         number = 0
         while True:
             number += 1
-            line = file.readline(most + 1)
+            line = _line(file, most)
             size = len(line)
             if not size:
                 return
@@ -107,6 +106,20 @@ def lines_of(path: Path, encodings: Sequence[str], max_bytes: int | None = None)
             yield text
             del text
             offset += size
+
+
+def _line(file: IO[bytes], most: int) -> bytes | bytearray:
+    """Read the next line, or its first `most + 1` bytes. A long one is read in parts, because `readline` copies it."""
+    part = file.readline(min(PART, most + 1))
+    if len(part) < PART or part.endswith(b"\n"):
+        return part
+    line = bytearray(part)
+    while len(line) <= most:
+        part = file.readline(min(PART, most + 1 - len(line)))
+        line += part
+        if not part or part.endswith(b"\n"):
+            break
+    return line
 
 
 def _lines_of_text(path: Path, encodings: Sequence[str], max_bytes: int | None) -> Iterator[str]:
