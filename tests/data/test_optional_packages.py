@@ -48,7 +48,7 @@ USES = [
     ("sentencepiece", "a SentencePiece model", lambda folder: load_tokenizer(str(folder / "tokenizer.model"))),
     ("tokenizers", "a tokenizer.json", lambda folder: load_tokenizer(str(folder / "tokenizer.json"))),
     ("pyarrow", "a parquet: source", lambda folder: rows("parquet", folder)),
-    ("datasets", "a datasets: source", lambda folder: rows("datasets", folder)),
+    ("datasets", "a datasets: source", lambda folder: list(read_documents(f"datasets:{folder}"))),
     ("bs4", "the cleaning rule html", lambda folder: to_markdown("<p>a</p>")),
     ("jinja2", "the template tokenizer", lambda folder: load_template("tokenizer", load_tokenizer("bytes"))),
 ]

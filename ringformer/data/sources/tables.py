@@ -1,5 +1,6 @@
 """Sources that are tables: Parquet and Arrow files, and Hugging Face datasets, read as batches of Arrow columns."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,31 +177,51 @@ def _faults(path: Path | str, kind: str, max_bytes: int | None, row: Callable[[]
 
 
 def _dataset(name: str, split: str, only: Sequence[str], limit: RowLimit, max_bytes: int | None) -> Iterator[Batch]:
-    dataset = _load_dataset(name, split)
+    if not on_hub(name) and not Path(name).is_dir():
+        raise ValueError(f"there is no folder {name}; a dataset of the hub is hf://ORGANISATION/NAME")
+    folder = local(name, kind="dataset")
+    row = 0
+    for columns in _rows_of_dataset(name, folder, split, only, limit, max_bytes):
+        yield Batch(columns, name, row)
+        row += len(columns)
+
+
+def _rows_of_dataset(
+    name: str, folder: Path, split: str, only: Sequence[str], limit: RowLimit, max_bytes: int | None
+) -> Iterator[Any]:
+    if (folder / "dataset_dict.json").is_file():
+        splits = _json_of(folder / "dataset_dict.json", name)["splits"]
+        if split not in splits:
+            raise ValueError(f"dataset {name} has no split {split!r}; it has: {', '.join(splits)}")
+        folder /= split
+    if (folder / "state.json").is_file():
+        # `datasets` would map the files, and a damaged one would end the process.
+        for file in _json_of(folder / "state.json", name)["_data_files"]:
+            yield from _arrow(folder / file["filename"], only, limit, max_bytes)
+        return
+    dataset = _load_dataset(name, folder, split)
     dataset = dataset.select_columns(_chosen(dataset.column_names, only) or dataset.column_names)
     row = 0
     with _faults(name, "a dataset", max_bytes, lambda: row):
         for table in dataset.with_format("arrow").iter(MOST_ROWS):
             for batch in table.to_batches():
                 for piece in _pieces(batch, limit):
-                    yield Batch(piece, name, row)
+                    yield piece
                     row += len(piece)
 
 
-def _load_dataset(name: str, split: str):
+def _json_of(path: Path, name: str) -> dict[str, Any]:
+    """Read a file of a dataset that `save_to_disk` wrote."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"dataset {name} cannot be read: {path} is not JSON: {error}") from None
+
+
+def _load_dataset(name: str, folder: Path, split: str):
     with needed_for("a datasets: source"):
         import datasets  # slow to import
 
-    if not on_hub(name) and not Path(name).is_dir():
-        raise ValueError(f"there is no folder {name}; a dataset of the hub is hf://ORGANISATION/NAME")
-    folder = local(name, kind="dataset")
-    if (folder / "dataset_dict.json").is_file():
-        splits = datasets.load_from_disk(str(folder))
-        if split not in splits:
-            raise ValueError(f"dataset {name} has no split {split!r}; it has: {', '.join(splits)}")
-        return splits[split]
-    if (folder / "state.json").is_file():
-        return datasets.load_from_disk(str(folder))
     try:
         return datasets.load_dataset(str(folder), split=split)
     except datasets.exceptions.DatasetsError as error:

@@ -56,6 +56,20 @@ def test_a_damaged_table_is_named(tmp_path, sources, kind):
             list(read_rows(f"{kind}:{tmp_path}/t"))
 
 
+def test_a_damaged_file_of_a_saved_dataset_is_named(tmp_path):
+    """`datasets` would map it into memory, where wrong offsets end the process."""
+    datasets.Dataset.from_list(ROWS[:3]).save_to_disk(str(tmp_path / "saved"))
+    (path,) = (tmp_path / "saved").glob("*.arrow")
+    offsets = b"".join(size.to_bytes(4, "little") for size in (0, 5, 10, 15))
+    content = path.read_bytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, offsets[:4] + (-5).to_bytes(4, "little", signed=True) + offsets[8:]))
+    with pytest.raises(
+        ValueError, match=rf"^{path} is not an Arrow file, or it is damaged: offsets decrease: \[0, -5, "
+    ):
+        list(read_rows(f"datasets:{tmp_path}/saved"))
+
+
 def test_only_datasets_of_the_hub_have_a_commit(sources):
     assert {pinned(source) for source in ("stdlib", "jsonl:a/b", "text:a/b", *sources.values())} == {None}
 
