@@ -14,7 +14,7 @@ import numpy as np
 
 from ringformer.data.sources.row_sizes import BATCH_BYTES, VALUE_BYTES, Damaged, RowLimit, RowTooLarge
 
-MOST_ROWS = 1024
+MOST_ROWS = 2**13
 """Most rows of a batch."""
 PAGE_HEAD = 2**12
 """Bytes of a page besides its values and their levels."""

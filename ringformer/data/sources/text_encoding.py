@@ -109,6 +109,8 @@ def fault_in_head(head: bytes | bytearray, encoding: str, encodings: Sequence[st
     Args:
       head: the first `HEAD` bytes of a file; empty for a line further on.
     """
+    if not head:
+        return 0 if encoding in MARKED else None
     mark = byte_order_mark(head)
     unmarked = ""
     if not mark:

@@ -97,7 +97,8 @@ def lines_of(path: Path, encodings: Sequence[str], max_bytes: int | None = None)
             size = len(line)
             if not size:
                 return
-            check_record(f"{path}:{number}", size, max_bytes)
+            if size > most:
+                check_record(f"{path}:{number}", size, max_bytes)
             try:
                 text: str | Undecodable = decode(line, encodings, offset)
             except Undecodable as fault:
