@@ -33,8 +33,10 @@ NUMBER_BYTES = (1, 4, 8, 8, 4, 8, CODE_BYTES)
 TEXT = 6
 SAME_LENGTH = 7
 """Types of texts, and of bytes whose length the schema gives."""
+DELTAS = (5, 6, 7)
 DELTA_TEXTS = 7
-"""Encoding of texts that repeat the beginning of the one before."""
+"""Encodings that pyarrow cannot read as numbers of a dictionary's values; the last one, of texts that repeat the
+beginning of the one before."""
 CODECS = ("", "snappy", "gzip", "lzo", "brotli", "lz4_raw", "zstd", "lz4_raw")
 """pyarrow's names of compressions, by their number."""
 MAGIC = b"PAR1"
@@ -381,11 +383,33 @@ def _levels(file: IO[bytes], page: Page, codec: str) -> memoryview:
     return view[4 : 4 + size]
 
 
-def batch_rows(file: IO[bytes], group: RowGroup, chosen: Sequence[str], limit: RowLimit, most: int | None) -> int:
+def coded_texts(file: IO[bytes], groups: Sequence[RowGroup]) -> list[str]:
+    """Return the leaves to read as numbers of a dictionary's values, so that values are not copied: texts, unless
+    pyarrow cannot, or the dictionary itself is larger than a batch."""
+    texts: list[str] = []
+    others = set()
+    for group in groups:
+        for chunk in group.chunks:
+            if chunk.leaf.kind != TEXT or not set(DELTAS).isdisjoint(chunk.encodings):
+                others.add(chunk.leaf.path)
+                continue
+            if chunk.leaf.path not in texts:
+                texts.append(chunk.leaf.path)
+            for page in pages_of(file, chunk):
+                if page.is_dictionary and page.uncompressed > BATCH_BYTES and not chunk.leaf.levels:
+                    others.add(chunk.leaf.path)
+                break
+    return [text for text in texts if text not in others]
+
+
+def batch_rows(
+    file: IO[bytes], group: RowGroup, chosen: Sequence[str], coded: Sequence[str], limit: RowLimit, most: int | None
+) -> int:
     """Return how many rows of a row group to read together.
 
     Args:
       chosen: names of the columns to read.
+      coded: leaves that are read as numbers of a dictionary's values (`coded_texts`).
       limit: of a row.
       most: most bytes of a document; None: no limit.
 
@@ -395,15 +419,19 @@ def batch_rows(file: IO[bytes], group: RowGroup, chosen: Sequence[str], limit: R
     for chunk in group.chunks:
         path = chunk.leaf.path
         if any(path == name or path.startswith(f"{name}.") for name in chosen):
-            rows = min(rows, _chunk_rows(file, group.rows, chunk, limit, most))
+            is_coded = path in coded
+            rows = min(rows, _chunk_rows(file, group.rows, chunk, is_coded, limit, most))
     return max(rows, 1)
 
 
-def _chunk_rows(file: IO[bytes], group_rows: int, chunk: Chunk, limit: RowLimit, most: int | None) -> int:
+def _chunk_rows(
+    file: IO[bytes], group_rows: int, chunk: Chunk, is_coded: bool, limit: RowLimit, most: int | None
+) -> int:
     """Return how many rows of one column to read together; 0 if even one is more than a batch should have."""
     leaf = chunk.leaf
     pages = []
     largest = 0
+    dictionary = 0
     total = 0
     values = 0
     rows = MOST_ROWS
@@ -413,7 +441,9 @@ def _chunk_rows(file: IO[bytes], group_rows: int, chunk: Chunk, limit: RowLimit,
         pages.append(page)
         largest = max(largest, page.uncompressed)
         total += page.uncompressed
-        if not page.is_dictionary:
+        if page.is_dictionary:
+            dictionary = page.uncompressed
+        else:
             values += page.values
             rows = min(rows, BATCH_BYTES * page.values // max(page.uncompressed, 1))
     if leaf.kind == SAME_LENGTH:
@@ -422,6 +452,8 @@ def _chunk_rows(file: IO[bytes], group_rows: int, chunk: Chunk, limit: RowLimit,
         value_bytes = largest
     else:
         value_bytes = NUMBER_BYTES[leaf.kind]
+        if leaf.kind == TEXT and not is_coded:
+            value_bytes = max(value_bytes, dictionary)
     if not leaf.levels:
         return min(rows, BATCH_BYTES // max(value_bytes, 1))
     if values * (value_bytes + LEVEL_BYTES) <= BATCH_BYTES and total <= BATCH_BYTES:
@@ -433,7 +465,7 @@ def _chunk_rows(file: IO[bytes], group_rows: int, chunk: Chunk, limit: RowLimit,
             longest.begin_page()
             _add_levels(longest, _levels(file, page, chunk.codec), width, page.values)
             longest.end_page(page)
-    counted_bytes = VALUE_BYTES if leaf.kind == TEXT else max(value_bytes, limit.number_bytes)
+    counted_bytes = max(value_bytes, VALUE_BYTES if leaf.kind == TEXT else limit.number_bytes)
     if longest.values * counted_bytes > limit.row_bytes or longest.page_bytes > limit.row_bytes:
         raise RowTooLarge(f"a row of {longest.values:,} values in the column {leaf.path}")
     of_values = BATCH_BYTES // max(longest.values * (value_bytes + LEVEL_BYTES), 1)

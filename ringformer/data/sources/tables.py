@@ -10,7 +10,7 @@ import numpy as np
 
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.sources.arrow_columns import ArrowReader
-from ringformer.data.sources.parquet_pages import MOST_ROWS, TEXT, batch_rows, row_groups
+from ringformer.data.sources.parquet_pages import MOST_ROWS, batch_rows, coded_texts, row_groups
 from ringformer.data.sources.row_sizes import (
     PYTHON_NUMBER,
     VALUE_BYTES,
@@ -103,14 +103,11 @@ def _parquet(path: Path, only: Sequence[str], limit: RowLimit, max_bytes: int | 
     row = 0
     with _faults(path, "a parquet file", max_bytes, lambda: row), path.open("rb") as file:
         groups = row_groups(file)
-        texts = []
-        for chunk in groups[0].chunks if groups else []:
-            if chunk.leaf.kind == TEXT:
-                texts.append(chunk.leaf.path)
-        with parquet.ParquetFile(path, read_dictionary=texts, buffer_size=BUFFER_BYTES) as table:
+        coded = coded_texts(file, groups)
+        with parquet.ParquetFile(path, read_dictionary=coded, buffer_size=BUFFER_BYTES) as table:
             chosen = _chosen(table.schema_arrow.names, only) or table.schema_arrow.names
             for i, group in enumerate(groups):
-                rows = batch_rows(file, group, chosen, limit, max_bytes)
+                rows = batch_rows(file, group, chosen, coded, limit, max_bytes)
                 for batch in table.iter_batches(rows, row_groups=[i], columns=chosen):
                     for piece in _pieces(batch, limit):
                         yield piece

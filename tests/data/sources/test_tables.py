@@ -70,6 +70,20 @@ def test_a_damaged_file_of_a_saved_dataset_is_named(tmp_path):
         list(read_rows(f"datasets:{tmp_path}/saved"))
 
 
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_texts_of_every_encoding_are_read(tmp_path, encoding):
+    """Some cannot be read as numbers of a dictionary's values, and a large dictionary is not."""
+    texts = [f"text {i}" for i in range(300)] + ["a" * 2**20] * 3
+    turns = [[{"role": "user", "content": text}] for text in texts]
+    table = pa.table({"text": texts, "turns": turns})
+    leaves = {"text": encoding, "turns.list.element.content": encoding}
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding=leaves)
+    assert [row.record for row in read_rows(f"parquet:{tmp_path}/a.parquet")] == table.to_pylist()
+    large = pa.table({"text": [f"{i}" * 2**20 for i in range(10)]})
+    pq.write_table(large, tmp_path / "b.parquet")
+    assert [row.record for row in read_rows(f"parquet:{tmp_path}/b.parquet")] == large.to_pylist()
+
+
 def test_only_datasets_of_the_hub_have_a_commit(sources):
     assert {pinned(source) for source in ("stdlib", "jsonl:a/b", "text:a/b", *sources.values())} == {None}
 
