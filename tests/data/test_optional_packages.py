@@ -20,7 +20,8 @@ sys.modules |= dict.fromkeys({packages})  # importing them fails
 import ringformer.data
 assert "numpy" not in sys.modules
 for module in pkgutil.walk_packages(ringformer.data.__path__, "ringformer.data."):
-    importlib.import_module(module.name)
+    if not module.name.endswith(".table_worker"):  # a program that reads tables
+        importlib.import_module(module.name)
 for name in ringformer.data.__all__:
     getattr(ringformer.data, name)
 from ringformer.data.stores.options import StoreOptions
@@ -48,7 +49,7 @@ USES = [
     ("sentencepiece", "a SentencePiece model", lambda folder: load_tokenizer(str(folder / "tokenizer.model"))),
     ("tokenizers", "a tokenizer.json", lambda folder: load_tokenizer(str(folder / "tokenizer.json"))),
     ("pyarrow", "a parquet: source", lambda folder: rows("parquet", folder)),
-    ("datasets", "a datasets: source", lambda folder: rows("datasets", folder)),
+    ("datasets", "a datasets: source", lambda folder: list(read_documents(f"datasets:{folder}"))),
     ("bs4", "the cleaning rule html", lambda folder: to_markdown("<p>a</p>")),
     ("jinja2", "the template tokenizer", lambda folder: load_template("tokenizer", load_tokenizer("bytes"))),
 ]

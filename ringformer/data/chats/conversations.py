@@ -24,7 +24,8 @@ from typing import Any, Literal, NamedTuple
 
 from ringformer.data.sources.malformed import Malformed, MalformedRecord
 from ringformer.data.sources.records import read_rows, weight_of
-from ringformer.data.sources.text_encoding import UTF_8
+from ringformer.data.sources.text_encoding import UTF_8, utf8_size
+from ringformer.data.sources.text_files import check_size
 from ringformer.files.json_text import check_levels, parse_json
 
 ROLES = {
@@ -108,6 +109,14 @@ class Conversation(NamedTuple):
     weight: float = 1.0
     """Number of copies that training gets."""
 
+    @property
+    def utf8_bytes(self) -> int:
+        """Bytes of the text of all messages."""
+        size = 0
+        for message in self.messages:
+            size += utf8_size(message.content) + utf8_size(message.extra)
+        return size
+
 
 def read_chats(
     source: str,
@@ -117,15 +126,23 @@ def read_chats(
     malformed: Malformed,
     weight_field: str = "",
     encodings: Sequence[str] = UTF_8,
+    max_bytes: int | None = None,
 ) -> Iterator[Conversation]:
     """Read the conversations of `source`, and report unreadable records to `malformed`.
 
+    Columns of a table that no format has are not read, unless it has no others.
+
+    Args:
+      max_bytes: most bytes of a conversation, and of a record (`read_rows`); None: no limit.
+
     Raises:
-      ValueError: for an unknown format.
+      ValueError: for an unknown format, or a conversation beyond the limit.
     """
     if chat_format not in FORMATS:
         raise ValueError(f"unknown chat format {chat_format!r}; known: {', '.join(FORMATS)}")
-    for record, name in read_rows(source, split=split, malformed=malformed, encodings=encodings):
+    only = (*_keys(), *filter(None, [weight_field]))
+    rows = read_rows(source, split=split, malformed=malformed, only=only, encodings=encodings, max_bytes=max_bytes)
+    for record, name in rows:
         try:
             messages = read_messages(record, chat_format)
             weight = weight_of(record, weight_field)
@@ -133,7 +150,20 @@ def read_chats(
             unreadable = record if fault.reason == OTHER_SHAPE else None
             malformed(f"{name}: {fault}", fault.reason, unreadable)
             continue
-        yield Conversation(messages, name, weight)
+        conversation = Conversation(messages, name, weight)
+        check_size(name, conversation.utf8_bytes, max_bytes)
+        yield conversation
+
+
+def _keys() -> list[str]:
+    """Return the keys that records of conversations have, in any format."""
+    keys = ["system", "tools", "functions", "history"]
+    for shape in FORMATS.values():
+        if isinstance(shape, Turns):
+            keys += shape.turns
+        else:
+            keys += [shape.question, *shape.answers, *shape.more]
+    return keys
 
 
 def formats_of(record: dict[str, Any]) -> list[ChatFormat]:
@@ -272,7 +302,7 @@ def _message(turn: Any, name: str, shape: Turns) -> Message:
     if role not in ROLES:
         raise MalformedRecord(f"{name} is by {reprlib.repr(role)}; known: {', '.join(ROLES)}", "an unknown role")
     try:
-        text.encode()
+        utf8_size(text)
     except UnicodeEncodeError as error:
         raise MalformedRecord(f"{name} cannot be written as UTF-8: {error}", "not valid Unicode") from None
     weight = turn.get("weight")

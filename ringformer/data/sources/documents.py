@@ -17,7 +17,7 @@ from ringformer.data.sources.joined_files import in_groups, joined
 from ringformer.data.sources.malformed import Malformed, MalformedRecord
 from ringformer.data.sources.records import ROWS, Row, read_rows, weight_of
 from ringformer.data.sources.source_files import INSTALLED, KINDS, files_of, source_files
-from ringformer.data.sources.text_encoding import Undecodable, parse_encodings
+from ringformer.data.sources.text_encoding import Undecodable, parse_encodings, utf8_size
 from ringformer.data.sources.text_files import Binary, check_size, read_bytes, read_text, undecodable_files
 
 
@@ -125,7 +125,7 @@ def read_documents(
         documents = _files(in_groups(files, source, join), encodings, max_bytes, patterned, malformed)
     elif kind in ROWS and where:
         only = (field, *filter(None, [weight_field]))
-        rows = read_rows(source, split=split, malformed=malformed, only=only, encodings=encodings)
+        rows = read_rows(source, split=split, malformed=malformed, only=only, encodings=encodings, max_bytes=max_bytes)
         errors = "surrogateescape" if any_bytes else "strict"
         documents = _fields(rows, field, weight_field, max_bytes, errors, malformed)
     else:
@@ -169,9 +169,9 @@ def _fields(
             malformed(f"{name}: {fault}", fault.reason, record)
             continue
         try:
-            size = len(text.encode("utf-8", errors))
+            size = utf8_size(text, errors)
         except UnicodeEncodeError as error:
-            check_size(name, len(text.encode("utf-8", "surrogatepass")), max_bytes)
+            check_size(name, utf8_size(text, "surrogatepass"), max_bytes)
             malformed(f"{name}: its text is not valid Unicode: {error}", "not valid Unicode")
             continue
         check_size(name, size, max_bytes)
@@ -199,7 +199,7 @@ def _joined(documents: Iterable[Document], source: str, join: str, max_bytes: in
     """Yield the documents that files are joined to. Raises ValueError for one of more than `max_bytes` bytes."""
     texts = ((document.name, document.text) for document in documents)
     for name, text in joined(texts, source, join):
-        check_size(name, len(text.encode("utf-8", "surrogateescape")), max_bytes)
+        check_size(name, utf8_size(text, "surrogateescape"), max_bytes)
         yield Document(text, name, is_file=True)
 
 

@@ -1,16 +1,16 @@
 """Records of a source: JSON objects, or rows of a table."""
 
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringformer.data.sources.json_values import JsonText, parse_record
 from ringformer.data.sources.malformed import Malformed, MalformedRecord
-from ringformer.data.sources.source_files import KINDS, files_of, open_file
+from ringformer.data.sources.row_sizes import Wanted
+from ringformer.data.sources.source_files import KINDS, files_of
 from ringformer.data.sources.tables import TABLES, Batch, read_tables
-from ringformer.data.sources.text_encoding import UTF_8, Undecodable, decode
-from ringformer.data.sources.text_files import lines_of, undecodable_files
+from ringformer.data.sources.text_encoding import UTF_8, Undecodable
+from ringformer.data.sources.text_files import TooLarge, lines_of, open_text, undecodable_files
 
 ROWS = ("jsonl", "json", *TABLES)
 """Kinds of source that have records."""
@@ -18,8 +18,6 @@ MOST_COPIES = 1000
 """Largest weight of a record."""
 REST = "the rest of a JSON array, from a fault on"
 """Reason of an array that cannot be read to its end."""
-
-_SEPARATOR = re.compile(r"\s*(?:,\s*|(?=\]))(\]?)")
 
 
 class Row(NamedTuple):
@@ -52,21 +50,25 @@ def read_rows(
     malformed: Malformed | None = None,
     only: tuple[str, ...] = (),
     encodings: Sequence[str] = UTF_8,
+    max_bytes: int | None = None,
 ) -> Iterator[Row]:
     """Read the records of a source. The result can be iterated once.
 
     If a table has a column of `only`, no other columns are read. Blank lines are counted. A line that is not an object
     goes to `malformed`, which raises ValueError by default, and so does a file that cannot be decoded; that error names
     all such files.
+
+    Raises ValueError for a record of more than `max_bytes` bytes, besides the `RECORD_BYTES` that any may have, before
+    it is read; None: no limit.
     """
     kind, _, where = source.partition(":")
     if kind not in ROWS or not where:
         raise ValueError(f"source {source!r} has no records; accepted: {', '.join(KINDS[2:])}")
     if kind in TABLES:
-        return _table_rows(read_tables(source, split=split, only=only), only)
+        return _table_rows(read_tables(source, split=split, wanted=Wanted(only, max_bytes)), only)
     malformed = malformed or Malformed(skip=False)
     parse = {"jsonl": _jsonl, "json": _json}[kind]
-    return _objects(_parsed(files_of(source), parse, encodings, malformed), malformed)
+    return _objects(_parsed(files_of(source), parse, encodings, malformed, max_bytes), malformed)
 
 
 def _table_rows(batches: Iterable[Batch], only: Sequence[str]) -> Iterator[Row]:
@@ -112,11 +114,12 @@ def _parsed(
     parse: Callable[..., Iterator[tuple[Any, str]]],
     encodings: Sequence[str],
     malformed: Malformed,
+    max_bytes: int | None,
 ) -> Iterator[tuple[Any, str]]:
     """Yield the values of all files, with their names."""
     for number, path in enumerate(files):
         try:
-            yield from parse(path, encodings, malformed)
+            yield from parse(path, encodings, malformed, max_bytes)
         except Undecodable as fault:
             if not malformed.skip:
                 raise undecodable_files(files[number:], encodings, by_line=parse is _jsonl) from None
@@ -124,8 +127,10 @@ def _parsed(
             malformed.first = malformed.first or f"{path}: {fault}"
 
 
-def _jsonl(path: Path, encodings: Sequence[str], malformed: Malformed) -> Iterator[tuple[Any, str]]:
-    for number, line in enumerate(lines_of(path, encodings), 1):
+def _jsonl(
+    path: Path, encodings: Sequence[str], malformed: Malformed, max_bytes: int | None
+) -> Iterator[tuple[Any, str]]:
+    for number, line in enumerate(lines_of(path, encodings, max_bytes), 1):
         name = f"{path}:{number}"
         if isinstance(line, Undecodable):
             if not malformed.skip:
@@ -135,42 +140,46 @@ def _jsonl(path: Path, encodings: Sequence[str], malformed: Malformed) -> Iterat
             malformed.blank_line()
         else:
             try:
-                record = json.loads(line)
+                record = parse_record(line, name, max_bytes)
+            except TooLarge:
+                raise
             except (ValueError, RecursionError) as error:
                 malformed(f"{name} is not a line of JSON: {error}", "not JSON")
                 continue
             yield record, name
 
 
-def _json(path: Path, encodings: Sequence[str], malformed: Malformed) -> Iterator[tuple[Any, str]]:
+def _json(
+    path: Path, encodings: Sequence[str], malformed: Malformed, max_bytes: int | None
+) -> Iterator[tuple[Any, str]]:
     """Yield the values of a JSON array. They are parsed one by one, so that the line and number (from 1) of each value
     are known. After a fault of the array itself, the rest of the file cannot be read."""
-    with open_file(path) as file:
-        content = file.read()
-    text = decode(content, encodings)
-    before = re.match(r"\s*\[\s*(\]?)", text)
-    if before is None:
-        malformed(
-            f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}", "not a JSON array"
-        )
-        return
-    line = 1
-    number = 0
-    begin = 0
-    while not before[1]:
-        line = line + text.count("\n", begin, before.end())
-        number = number + 1
-        begin = before.end()
-        name = f"{path}:{line} (record {number})"
-        try:
-            record, end = json.JSONDecoder().raw_decode(text, begin)
-        except (ValueError, RecursionError) as error:
-            malformed(f"{name}: the object that begins here is not JSON: {error}", REST)
-            return
-        yield record, name
-        before = _SEPARATOR.match(text, end)
-        if before is None:
+    with open_text(path, encodings) as file:
+        text = JsonText(file)
+        if text.next_sign() != "[":
             malformed(
-                f"{name}: the object that begins here is followed by neither a comma nor the end of the array", REST
+                f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}", "not a JSON array"
             )
             return
+        text.pass_sign()
+        number = 0
+        while text.next_sign() != "]":
+            number += 1
+            name = f"{path}:{text.line} (record {number})"
+            try:
+                value = text.value(name, max_bytes)
+            except TooLarge:
+                raise
+            except (ValueError, RecursionError) as error:
+                malformed(f"{name}: the object that begins here is not JSON: {error}", REST)
+                return
+            yield value, name
+            del value
+            sign = text.next_sign()
+            if sign == ",":
+                text.pass_sign()
+            elif sign != "]":
+                malformed(
+                    f"{name}: the object that begins here is followed by neither a comma nor the end of the array", REST
+                )
+                return

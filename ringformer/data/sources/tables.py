@@ -1,23 +1,22 @@
 """Sources that are tables: Parquet and Arrow files, and Hugging Face datasets, read as batches of Arrow columns."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.data.optional_packages import needed_for
+from ringformer.data.sources.row_sizes import RowTooLarge, Wanted
 from ringformer.data.sources.source_files import files_of
+from ringformer.data.sources.table_process import TableProcess
+from ringformer.data.sources.text_files import too_large
 from ringformer.files.hub import local, on_hub, snapshot
-from ringformer.files.untrusted import contained_files, read_object
+from ringformer.files.untrusted import contained, read_object
 
 TABLES = ("parquet", "arrow", "datasets", "hf")
 """Kinds of source that are tables."""
-
-MOST_ROWS = 1024
-MOST_BYTES = 2**25
-"""Most rows of a batch and, if rows are larger, about the most bytes."""
-END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-"""Last bytes of an Arrow stream."""
+SPLITS = "dataset_dict.json"
+STATE = "state.json"
+"""Files of a dataset that `save_to_disk` wrote."""
 
 
 class Batch(NamedTuple):
@@ -35,23 +34,30 @@ class Batch(NamedTuple):
         return f"{self.file}:{self.first + row}"
 
 
-def read_tables(source: str, *, split: str, only: Sequence[str] = ()) -> Iterator[Batch]:
-    """Read a source of one of the kinds `TABLES`.
+def read_tables(source: str, *, split: str, wanted: Wanted) -> Iterator[Batch]:
+    """Read a source of one of the kinds `TABLES`, in batches of `BATCH_BYTES` bytes at most, or of one row.
 
-    Args:
-      only: columns to read, of those that the table has; if it has none of them, all are read.
+    Raises ValueError for a file that is damaged, for a row beyond the limit, which is not read, and for a file that
+    unpacks to too much memory.
     """
-    name = _dataset_name(source)
-    if name is not None:
-        yield from _dataset(name, split, only)
-        return
     kind, _, _ = source.partition(":")
-    read = _parquet if kind == "parquet" else _arrow
-    for path in files_of(source):
-        first = 0
-        for columns in read(path, only):
-            yield Batch(columns, str(path), first)
-            first += len(columns)
+    with needed_for(f"a {kind}: source"):
+        import pyarrow  # noqa: F401
+    name = _dataset_name(source)
+    with TableProcess() as process:
+        if name is not None:
+            yield from _numbered(_dataset(name, split, wanted, process), name)
+            return
+        for path in files_of(source):
+            yield from _numbered(process.read(path, kind, wanted), str(path))
+
+
+def _numbered(rows: Iterable[Any], file: str) -> Iterator[Batch]:
+    """Number the rows of a file, or of a dataset."""
+    first = 0
+    for columns in rows:
+        yield Batch(columns, file, first)
+        first += len(columns)
 
 
 def pinned(source: str) -> str | None:
@@ -68,86 +74,44 @@ def _dataset_name(source: str) -> str | None:
     return {"datasets": where, "hf": source}.get(kind)
 
 
-def _chosen(names: Sequence[str], only: Sequence[str], file: str) -> list[str]:
-    """Return the columns of a table to read; empty if it has none of `only`. Raises ValueError if it has a column
-    twice."""
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ValueError(f"{file} has {count} columns {name!r}: rename all but one")
-    return [name for name in names if name in only]
-
-
-def _batch_rows(rows: int, size: int) -> int:
-    """Return the rows of a batch of a table with so many rows and bytes."""
-    return max(1, min(MOST_ROWS, MOST_BYTES * rows // max(size, 1)))
-
-
-def _parquet(path: Path, only: Sequence[str]) -> Iterator[Any]:
-    with needed_for("a parquet: source"):
-        import pyarrow
-        from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as table:
-            size = sum(table.metadata.row_group(i).total_byte_size for i in range(table.metadata.num_row_groups))
-            rows = _batch_rows(table.metadata.num_rows, size)
-            yield from table.iter_batches(rows, columns=_chosen(table.schema_arrow.names, only, str(path)) or None)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is not a parquet file, or it is damaged: {str(error).splitlines()[0]}") from None
-
-
-def _arrow(path: Path, only: Sequence[str]) -> Iterator[Any]:
-    with needed_for("an arrow: source"):
-        import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(path)) as file:
-            if file.read(6) == b"ARROW1":
-                reader = pyarrow.ipc.open_file(file)
-                batches = map(reader.get_batch, range(reader.num_record_batches))
-            else:
-                file.seek(max(file.size() - len(END_OF_STREAM), 0))
-                if file.read() != END_OF_STREAM:
-                    raise OSError("the stream does not end, it was cut")
-                file.seek(0)
-                batches = iter(pyarrow.ipc.open_stream(file))
-            for batch in batches:
-                columns = batch.select(_chosen(batch.schema.names, only, str(path)) or batch.schema.names)
-                rows = _batch_rows(len(columns), columns.nbytes)
-                for first in range(0, len(columns), rows):
-                    yield columns.slice(first, rows)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is not an Arrow file, or it is damaged: {str(error).splitlines()[0]}") from None
-
-
-def _dataset(name: str, split: str, only: Sequence[str]) -> Iterator[Batch]:
-    dataset = _load_dataset(name, split)
-    dataset = dataset.select_columns(_chosen(dataset.column_names, only, name) or dataset.column_names)
-    rows = _batch_rows(len(dataset), dataset.data.nbytes)
-    first = 0
-    for table in dataset.with_format("arrow").iter(rows):
-        for columns in table.to_batches():
-            yield Batch(columns, name, first)
-            first += len(columns)
-
-
-def _load_dataset(name: str, split: str):
-    with needed_for("a datasets: source"):
-        import datasets  # slow to import
-
+def _dataset(name: str, split: str, wanted: Wanted, process: TableProcess) -> Iterator[Any]:
+    """Yield the rows of a dataset. The library `datasets` would map the files that `save_to_disk` wrote, and a damaged
+    one would end this process: they are read as any Arrow file."""
     if not on_hub(name) and not Path(name).is_dir():
         raise ValueError(f"there is no folder {name}; a dataset of the hub is hf://ORGANISATION/NAME")
     folder = local(name, kind="dataset")
-    for record in contained_files(folder, ("dataset_dict.json", "state.json")):
-        read_object(folder, record.name)  # refused in our words
-    if (folder / "dataset_dict.json").is_file():
-        splits = datasets.load_from_disk(str(folder))
+    if (folder / SPLITS).is_file():
+        splits = read_object(folder, SPLITS).get("splits") or []
         if split not in splits:
-            raise ValueError(f"dataset {name} has no split {split!r}; it has: {', '.join(splits)}")
-        return splits[split]
-    if (folder / "state.json").is_file():
-        return datasets.load_from_disk(str(folder))
+            raise ValueError(f"dataset {name} has no split {split!r}; it has: {', '.join(map(str, splits))}")
+        folder = contained(folder, split)
+    if not (folder / STATE).is_file():
+        yield from _loaded(name, folder, split, wanted)
+        return
+    files = read_object(folder, STATE).get("_data_files") or []
+    for file in files:
+        yield from process.read(contained(folder, file["filename"]), "arrow", wanted)
+
+
+def _loaded(name: str, folder: Path, split: str, wanted: Wanted) -> Iterator[Any]:
+    """Yield the rows of a dataset that the library `datasets` reads."""
+    with needed_for("a datasets: source"):
+        import datasets  # slow to import
+
+    from ringformer.data.sources.table_worker import MOST_ROWS, Refused, chosen, pieces
+
+    row = 0
     try:
-        return datasets.load_dataset(str(folder), split=split)
+        dataset = datasets.load_dataset(str(folder), split=split)
+        dataset = dataset.select_columns(chosen(dataset.column_names, wanted.only))
+        for table in dataset.with_format("arrow").iter(MOST_ROWS):
+            for batch in table.to_batches():
+                for rows in pieces(batch, wanted.limit):
+                    yield rows
+                    row += len(rows)
     except datasets.exceptions.DatasetsError as error:
         raise ValueError(f"dataset {name} cannot be read: {str(error.__cause__ or error).splitlines()[0]}") from None
+    except Refused as error:
+        raise ValueError(f"dataset {name} {error}") from None
+    except RowTooLarge:
+        raise too_large(f"{name}:{row}", wanted.max_bytes or 0, "bytes in memory") from None

@@ -20,6 +20,8 @@ SHARE = 0.3
 """Bytes above 127: with more than so many, and more than this share, statistics of languages tell encodings apart."""
 MARKED = ("utf-16", "utf-32")
 """Encodings of files that begin with a byte order mark."""
+PART = 2**20
+"""Bytes or characters of a long text to look at together."""
 HEAD = 2**13
 """Bytes at the beginning of a file in which a zero byte, or the name of an encoding, is sought."""
 
@@ -36,8 +38,15 @@ _DECLARED = re.compile(rb"(?:charset|encoding|coding)\s*[:=]\s*[\"']?([\w.-]+)",
 class Undecodable(ValueError):
     """Fault of a file, or of a line, in none of the encodings. `likely` names an encoding that decodes it."""
 
-    def __init__(self, content: bytes, at: int, encodings: Sequence[str], offset: int = 0):
-        self.likely: str = likely_encoding(content, at)
+    def __init__(
+        self,
+        content: bytes | bytearray,
+        at: int,
+        encodings: Sequence[str],
+        offset: int = 0,
+        head: bytes | bytearray | None = None,
+    ):
+        self.likely: str = likely_encoding(content, at, content[:HEAD] if head is None else head)
         start = max(at - EXCERPT, 0)
         end = at + EXCERPT
         if is_wide(self.likely):
@@ -68,27 +77,19 @@ def parse_encodings(text: str) -> tuple[str, ...]:
     return tuple(encodings) or UTF_8
 
 
-def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
+def decode(content: bytes | bytearray, encodings: Sequence[str], offset: int = 0) -> str:
     """Decode a file's bytes, or those of a line that begins at `offset`, with the first encoding that can.
 
     A file that begins with a byte order mark has only that encoding, and one whose every other byte is zero is UTF-16
     of that byte order. Other zero bytes are of UTF-16 or UTF-32 if the list has one without a mark. A mark is no part
     of the text. Raises Undecodable if none can; it names the first fault in the first encoding.
     """
-    mark = unmarked = wide = ""
-    if not offset:
-        mark = byte_order_mark(content)
-        wide = wide_encoding(content[:HEAD], encodings)
-        if not mark:
-            unmarked = _unmarked_wide(content[:HEAD])
+    head = content[:HEAD] if not offset else b""
     faults = []
     for encoding in encodings:
-        if not mark and (encoding != unmarked if unmarked else wide and not is_wide(encoding)):
-            faults.append(content.index(b"\0"))
-            continue
-        marked = encoding if encoding in MARKED else ""
-        if mark != marked and not (mark and encoding.startswith(mark)):
-            faults.append(0)
+        fault = fault_in_head(head, encoding, encodings)
+        if fault is not None:
+            faults.append(fault)
             continue
         try:
             text = content.decode(encoding)
@@ -101,7 +102,48 @@ def decode(content: bytes, encodings: Sequence[str], offset: int = 0) -> str:
     raise Undecodable(content, faults[0], encodings, offset)
 
 
-def byte_order_mark(content: bytes) -> str:
+def fault_in_head(head: bytes | bytearray, encoding: str, encodings: Sequence[str]) -> int | None:
+    """Return the place of a fault if the beginning of a file shows that an encoding of the list is not its own: by a
+    byte order mark, or by zero bytes; None otherwise.
+
+    Args:
+      head: the first `HEAD` bytes of a file; empty for a line further on.
+    """
+    if not head:
+        return 0 if encoding in MARKED else None
+    mark = byte_order_mark(head)
+    unmarked = ""
+    if not mark:
+        unmarked = _unmarked_wide(head)
+    wide = wide_encoding(head, encodings)
+    if not mark and (encoding != unmarked if unmarked else wide and not is_wide(encoding)):
+        return head.index(b"\0")
+    marked = encoding if encoding in MARKED else ""
+    if mark != marked and not (mark and encoding.startswith(mark)):
+        return 0
+    return None
+
+
+def utf8_size(text: str, errors: str = "strict") -> int:
+    """Return the bytes of a text as UTF-8, without a copy of it. Raises UnicodeEncodeError as `str.encode` does.
+
+    Args:
+      errors: handler of halves of surrogate pairs, as in `str.encode`.
+    """
+    if text.isascii():
+        return len(text)
+    size = 0
+    for first in range(0, len(text), PART):
+        part = text[first : first + PART]
+        try:
+            size += len(part.encode("utf-8", errors))
+        except UnicodeEncodeError as error:
+            start = first + error.start
+            raise UnicodeEncodeError("utf-8", text, start, first + error.end, error.reason) from None
+    return size
+
+
+def byte_order_mark(content: bytes | bytearray) -> str:
     """Return utf-16 or utf-32 if the bytes begin with its byte order mark; empty otherwise."""
     for mark, encoding in _MARKS:
         if content.startswith(mark):
@@ -114,7 +156,7 @@ def is_wide(encoding: str) -> bool:
     return _WIDE.fullmatch(encoding) is not None
 
 
-def wide_encoding(head: bytes, encodings: Sequence[str]) -> str:
+def wide_encoding(head: bytes | bytearray, encodings: Sequence[str]) -> str:
     """Return the encoding of the list, of those with more than a byte for each character, in which a file begins;
     empty if it begins in none."""
     for encoding in filter(is_wide, encodings):
@@ -136,17 +178,21 @@ def is_binary(content: bytes, encodings: Sequence[str]) -> bool:
     return not any(_begins_in(head, encoding) for encoding in encodings if is_wide(encoding) and encoding not in MARKED)
 
 
-def likely_encoding(content: bytes, at: int) -> str:
+def likely_encoding(content: bytes | bytearray, at: int, head: bytes | bytearray) -> str:
     """Return an encoding that decodes the bytes around a fault: by their mark, by the name in their first bytes, or by
-    the statistics of languages. A text with few letters beyond ASCII is taken for cp1252."""
+    the statistics of languages. A text with few letters beyond ASCII is taken for cp1252.
+
+    Args:
+      head: the first bytes of the file, or of the line.
+    """
     import charset_normalizer
 
-    encoding = byte_order_mark(content) or _unmarked_wide(content[:HEAD])
+    encoding = byte_order_mark(head) or _unmarked_wide(head)
     if encoding:
         return encoding
     start = max(at - SAMPLE, 0) // 4 * 4  # where a character of UTF-16 or UTF-32 begins
-    sample = content[start : at + SAMPLE]
-    for match in _DECLARED.finditer(content[:HEAD]):
+    sample = bytes(content[start : at + SAMPLE])
+    for match in _DECLARED.finditer(head):
         declared = match[1].decode()
         if _decodes(sample, declared):
             return declared
@@ -158,7 +204,7 @@ def likely_encoding(content: bytes, at: int) -> str:
     return "cp1252" if _decodes(sample, "cp1252") else "latin-1"
 
 
-def _unmarked_wide(head: bytes) -> str:
+def _unmarked_wide(head: bytes | bytearray) -> str:
     """Return utf-16-le or utf-16-be if zero bytes are where Latin text has them, in one byte of most pairs, or if the
     bytes begin as JSON does, whatever its letters (RFC 4627, section 3); empty otherwise."""
     for encoding in ("utf-16-le", "utf-16-be"):

@@ -1,19 +1,26 @@
 """Files of text, decoded: whole or by lines, and the error that names all files of a source that cannot be decoded."""
 
+import codecs
 import io
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 from ringformer.data.sources.malformed import SKIP
+from ringformer.data.sources.row_sizes import RECORD_BYTES
 from ringformer.data.sources.source_files import open_file
 from ringformer.data.sources.text_encoding import (
     HEAD,
     MARKED,
+    PART,
+    SAMPLE,
     Undecodable,
     byte_order_mark,
     decode,
+    fault_in_head,
     is_binary,
     is_wide,
     wide_encoding,
@@ -27,6 +34,10 @@ class Binary(ValueError):
     """A file that is no text."""
 
 
+class TooLarge(ValueError):
+    """A document or a record beyond the limit."""
+
+
 def read_bytes(path: Path, max_bytes: int | None) -> bytes:
     """Read a file, decompressed. Raises ValueError if it has more than `max_bytes` bytes."""
     with open_file(path) as file:
@@ -38,10 +49,19 @@ def read_bytes(path: Path, max_bytes: int | None) -> bytes:
 def check_size(name: str, size: int, max_bytes: int | None) -> None:
     """Raise ValueError if a document of `size` bytes has more than `max_bytes` bytes."""
     if max_bytes is not None and size > max_bytes:
-        raise ValueError(
-            f"{name} has more than max_document_bytes={max_bytes:,} bytes of text: split it, or raise "
-            "--max_document_bytes (for a run: --config.data.max_document_bytes)"
-        )
+        raise too_large(name, max_bytes, "bytes of text")
+
+
+def too_large(name: str, max_bytes: int, what: str) -> TooLarge:
+    """Return the error for a document or record of more than `max_bytes` bytes.
+
+    Args:
+      what: what is counted.
+    """
+    return TooLarge(
+        f"{name} has more than max_document_bytes={max_bytes:,} {what}: split it, or raise "
+        "--max_document_bytes (for a run: --config.data.max_document_bytes)"
+    )
 
 
 def read_text(path: Path, encodings: Sequence[str], max_bytes: int | None) -> str:
@@ -56,24 +76,140 @@ def read_text(path: Path, encodings: Sequence[str], max_bytes: int | None) -> st
     return decode(content, encodings)
 
 
-def lines_of(path: Path, encodings: Sequence[str]) -> Iterator[str | Undecodable]:
+def lines_of(path: Path, encodings: Sequence[str], max_bytes: int | None = None) -> Iterator[str | Undecodable]:
     """Read the lines of a file one by one, each with the first encoding that decodes it; yield the fault of a line that
     none decodes.
 
-    A file of UTF-16 or UTF-32 is decoded as a whole. Raises Undecodable if its encoding is not in the list.
+    A file of UTF-16 or UTF-32 has one encoding. Raises Undecodable if it is not in the list, and ValueError for a line
+    of more than `max_bytes` and `RECORD_BYTES` bytes, which is not read; None: no limit.
     """
+    most = record_bytes(max_bytes)
     with open_file(path) as file:
         head = cast(io.BufferedReader, file).peek(HEAD)[:HEAD]
         if byte_order_mark(head) or wide_encoding(head, encodings):
-            yield from io.StringIO(decode(file.read(), encodings), newline="\n")
+            yield from _lines_of_text(path, encodings, max_bytes)
             return
         offset = 0
-        for line in file:
+        number = 0
+        while True:
+            number += 1
+            line = _line(file, most)
+            size = len(line)
+            if not size:
+                return
+            if size > most:
+                check_record(f"{path}:{number}", size, max_bytes)
             try:
-                yield decode(line, encodings, offset)
+                text: str | Undecodable = decode(line, encodings, offset)
             except Undecodable as fault:
-                yield fault
-            offset += len(line)
+                text = fault
+            del line  # while the text is parsed, its bytes would take memory
+            yield text
+            del text
+            offset += size
+
+
+def _line(file: IO[bytes], most: int) -> bytes | bytearray:
+    """Read the next line, or its first `most + 1` bytes. A long one is read in parts, because `readline` copies it."""
+    part = file.readline(min(PART, most + 1))
+    if len(part) < PART or part.endswith(b"\n"):
+        return part
+    line = bytearray(part)
+    while len(line) <= most:
+        part = file.readline(min(PART, most + 1 - len(line)))
+        line += part
+        if not part or part.endswith(b"\n"):
+            break
+    return line
+
+
+def _lines_of_text(path: Path, encodings: Sequence[str], max_bytes: int | None) -> Iterator[str]:
+    """Read the lines of a file with one encoding."""
+    most = record_bytes(max_bytes)
+    number = 0
+    with open_text(path, encodings) as file:
+        while True:
+            number += 1
+            line = file.readline(most + 1)
+            if not line:
+                return
+            check_record(f"{path}:{number}", len(line), max_bytes)
+            yield line
+
+
+def record_bytes(max_bytes: int | None) -> int:
+    """Return the most bytes of a record whose document has at most `max_bytes` bytes; None: no limit."""
+    if max_bytes is None:
+        return sys.maxsize - 1
+    return max_bytes + RECORD_BYTES
+
+
+def check_record(name: str, size: int, max_bytes: int | None) -> None:
+    """Raise ValueError if a record of `size` bytes is larger than `record_bytes`."""
+    if max_bytes is not None and size > record_bytes(max_bytes):
+        raise too_large(name, max_bytes, f"bytes, and {RECORD_BYTES:,} for all else in its record")
+
+
+@contextmanager
+def open_text(path: Path, encodings: Sequence[str]) -> Iterator[io.TextIOWrapper]:
+    """Open a file for reading as text, decompressed, without its byte order mark. Lines end at "\\n", and ends of
+    lines are kept.
+
+    The file is decoded once before, in parts, to choose the first encoding that can. Raises Undecodable if none can.
+    """
+    encoding = _encoding_of(path, encodings)
+    with open_file(path) as file:
+        text = io.TextIOWrapper(cast(io.BufferedReader, file), encoding=encoding, newline="\n")
+        mark = "\ufeff".encode(encoding, "ignore")
+        begins = cast(io.BufferedReader, file).peek(HEAD)
+        if mark and begins.startswith(mark) and encoding not in MARKED:
+            text.read(1)
+        yield text
+
+
+def _encoding_of(path: Path, encodings: Sequence[str]) -> str:
+    """Return the first encoding that decodes a file. Raises Undecodable, with the first fault in the first encoding."""
+    with open_file(path) as file:
+        head = file.read(HEAD)
+    faults = []
+    for encoding in encodings:
+        fault = fault_in_head(head, encoding, encodings)
+        if fault is None:
+            fault = _first_fault(path, encoding)
+        if fault is None:
+            return encoding
+        faults.append(fault)
+    at = faults[0]
+    start = max(at - SAMPLE, 0) // 4 * 4
+    with open_file(path) as file:
+        _skip(file, start)
+        content = file.read(at - start + SAMPLE)
+    raise Undecodable(content, at - start, encodings, start, head)
+
+
+def _first_fault(path: Path, encoding: str) -> int | None:
+    """Return the place of the first byte that an encoding cannot decode; None if it decodes the whole file."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    place = 0
+    with open_file(path) as file:
+        while True:
+            content = file.read(PART)
+            pending = len(decoder.getstate()[0])
+            try:
+                decoder.decode(content, final=not content)
+            except UnicodeDecodeError as error:
+                return place - pending + error.start
+            if not content:
+                return None
+            place += len(content)
+
+
+def _skip(file: IO[bytes], size: int) -> None:
+    while size:
+        part = file.read(min(size, PART))
+        if not part:
+            return
+        size -= len(part)
 
 
 def undecodable_files(paths: Sequence[Path], encodings: Sequence[str], *, by_line: bool = False) -> ValueError:

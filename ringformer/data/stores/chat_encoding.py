@@ -125,9 +125,9 @@ class ChatEncoder:
     def _sized(self) -> Iterator[tuple[int, Conversation]]:
         """Yield the conversations, each with its number of characters plus an allowance for the template's own text."""
         for conversation in self.conversations:
-            text = "".join(message.content + message.extra for message in conversation.messages)
-            check_size(conversation.name, len(text.encode()), self.max_bytes)
-            yield 1000 + len(text), conversation
+            check_size(conversation.name, conversation.utf8_bytes, self.max_bytes)
+            characters = sum(len(message.content) + len(message.extra) for message in conversation.messages)
+            yield 1000 + characters, conversation
 
     @property
     def left_out(self) -> Counter[str]:

@@ -68,8 +68,8 @@ class StoreOptions:
     tokenizer: str = "bytes"
     """bytes, or the path of a SentencePiece .model file, a tokenizer.json or a folder with one of them."""
     max_document_bytes: int = 2**28
-    """Most bytes of a document or conversation; larger ones are an error, because preparing one takes about 50 bytes of
-    memory per byte."""
+    """Most bytes of a document, a conversation or a row of tokens; larger ones are an error before they are unpacked,
+    because preparing one takes about 50 bytes of memory per byte."""
     held_out: float = 0.05
     """Share of documents kept for evaluation."""
     format: Format = "documents"

@@ -255,7 +255,14 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
     """Read the documents, tokens or conversations that the options name, for `build_stores`."""
     malformed = _malformed(options)
     if options.format == "tokens":
-        return TokenEncoder(options.source, options.split, tokenizer, options.skip_empty, malformed)
+        return TokenEncoder(
+            options.source,
+            options.split,
+            tokenizer,
+            options.skip_empty,
+            malformed,
+            options.max_document_bytes,
+        )
     if options.format == "documents":
         change = None
         if "html" in rules_of(options.clean, options.format):
@@ -291,6 +298,7 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Encoder:
         malformed=malformed,
         weight_field=options.weight_field,
         encodings=parse_encodings(options.encoding),
+        max_bytes=options.max_document_bytes,
     )
     template = load_template(
         options.template, tokenizer, chat_date=options.chat_date, template_option=options.template_option

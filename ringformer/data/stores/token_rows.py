@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringformer.data.sources.malformed import Malformed, MalformedRecord
+from ringformer.data.sources.row_sizes import Wanted
 from ringformer.data.sources.source_files import KINDS
 from ringformer.data.sources.tables import TABLES, Batch, read_tables
 from ringformer.data.stores.encoding import Encoded
@@ -43,6 +44,8 @@ class TokenEncoder:
     tokenizer: Tokenizer
     skip_empty: bool
     malformed: Malformed
+    max_bytes: int | None = None
+    """Most bytes of a row of the columns that are read; None: no limit."""
 
     def __post_init__(self) -> None:
         if self.source.partition(":")[0] not in TABLES:
@@ -54,11 +57,9 @@ class TokenEncoder:
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         """Yield batches of rows, each with its number of values."""
         columns = (IDS, LABELS, PADDING, *MASKS)
-        for batch in read_tables(self.source, split=self.split, only=columns):
+        batches = read_tables(self.source, split=self.split, wanted=Wanted(columns, self.max_bytes, number_bytes=0))
+        for batch in batches:
             names = batch.columns.schema.names
-            for name in columns:
-                if names.count(name) > 1:
-                    raise ValueError(f"{batch.file} has {name!r} twice")
             if IDS not in names:
                 raise ValueError(self._without_ids(batch))
             yield batch.columns.nbytes, batch

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringformer.data.sources import tables
 from ringformer.data.sources.records import read_rows
+from ringformer.data.sources.row_sizes import Wanted
 from ringformer.data.sources.tables import pinned, read_tables
 
 ROWS = [{"text": f"row {i}", "n": i, "deep": [{"a": None}, {"a": i}]} for i in range(2500)]
@@ -34,13 +34,12 @@ def sources(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream", "datasets", "cache"])
-def test_rows_are_all_there_in_order(sources, kind, monkeypatch):
+def test_rows_are_all_there_in_order(sources, kind):
     rows = list(read_rows(sources[kind]))
     assert [row.record for row in rows] == ROWS
     assert [row.name.rpartition(":")[2] for row in rows] == [str(i) for i in range(len(ROWS))]
     assert [row.record for row in read_rows(sources[kind], only=("n", "other"))] == [{"n": row["n"]} for row in ROWS]
-    monkeypatch.setattr(tables, "MOST_BYTES", 2000)
-    batches = list(read_tables(sources[kind], split="train"))
+    batches = list(read_tables(sources[kind], split="train", wanted=Wanted(batch_bytes=20_000)))
     assert [r for batch in batches for r in batch.columns.to_pylist()] == ROWS
     assert max(len(batch.columns) for batch in batches) < 200, "batches of large rows have few"
 
@@ -54,6 +53,32 @@ def test_a_damaged_table_is_named(tmp_path, sources, kind):
         (tmp_path / "t").write_bytes(content)
         with pytest.raises(ValueError, match=rf"^{tmp_path}/t is not an? (parquet|Arrow) file, or it is damaged: "):
             list(read_rows(f"{kind}:{tmp_path}/t"))
+
+
+def test_a_damaged_file_of_a_saved_dataset_is_named(tmp_path):
+    """`datasets` would map it into memory, where wrong offsets end the process."""
+    datasets.Dataset.from_list(ROWS[:3]).save_to_disk(str(tmp_path / "saved"))
+    (path,) = (tmp_path / "saved").glob("*.arrow")
+    offsets = b"".join(size.to_bytes(4, "little") for size in (0, 5, 10, 15))
+    content = path.read_bytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, offsets[:4] + (-5).to_bytes(4, "little", signed=True) + offsets[8:]))
+    with pytest.raises(ValueError, match=rf"^{path} is not an Arrow file, or it is damaged: .*offset"):
+        list(read_rows(f"datasets:{tmp_path}/saved"))
+
+
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_texts_of_every_encoding_are_read(tmp_path, encoding):
+    """Some cannot be read as numbers of a dictionary's values, and a large dictionary is not."""
+    texts = [f"text {i}" for i in range(300)] + ["a" * 2**20] * 3
+    turns = [[{"role": "user", "content": text}] for text in texts]
+    table = pa.table({"text": texts, "turns": turns})
+    leaves = {"text": encoding, "turns.list.element.content": encoding}
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding=leaves)
+    assert [row.record for row in read_rows(f"parquet:{tmp_path}/a.parquet")] == table.to_pylist()
+    large = pa.table({"text": [f"{i}" * 2**20 for i in range(10)]})
+    pq.write_table(large, tmp_path / "b.parquet")
+    assert [row.record for row in read_rows(f"parquet:{tmp_path}/b.parquet")] == large.to_pylist()
 
 
 def test_only_datasets_of_the_hub_have_a_commit(sources):

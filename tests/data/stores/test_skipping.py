@@ -3,12 +3,14 @@ format; the store is then that of the other records."""
 
 import gzip
 import json
+import sys
 
 import datasets
 import pyarrow as pa
 import pytest
 
 from ringformer.data import load_tokenizer, open_or_build
+from ringformer.data.sources.row_sizes import RowLimit, Wanted
 from ringformer.data.stores.options import StoreOptions
 from tests.data.chat_samples import sentencepiece
 
@@ -87,10 +89,20 @@ TABLES = ("parquet", "arrow", "datasets")
 CELLS = [(form, kind) for form in FORMATS for kind in ("jsonl", "jsonl.gz", "json", *TABLES)]
 
 
-@pytest.mark.parametrize(("form", "kind"), [cell for cell in CELLS if cell[0] != "tokens" or cell[1] in TABLES])
+USUAL = ("jsonl", "json", "parquet")
+
+
+def cells():
+    """Yield the formats and kinds of source that go together; some are slow, as each table is read by a process."""
+    for form, kind in CELLS:
+        if form != "tokens" or kind in TABLES:
+            yield pytest.param(form, kind, marks=[] if kind in USUAL else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("form", "kind"), list(cells()))
 def test_a_record_that_cannot_be_read_is_named_or_skipped(tmp_path, kind, form, monkeypatch):
     monkeypatch.setattr("ringformer.data.stores.prepare.ENCODE_CHARACTERS", 50)  # groups of a few records
-    monkeypatch.setattr("ringformer.data.sources.tables.MOST_ROWS", 4)
+    monkeypatch.setattr(Wanted, "limit", RowLimit(sys.maxsize, 0, batch_bytes=300))
     make, bad, reason = FORMATS[form]
     good = [make(i) for i in range(NUMBER)]
     options = {"format": form, "held_out": 0.3, "clean": ""} | ({"weight_field": "w"} if form == "documents" else {})
