@@ -74,7 +74,8 @@ def test_a_run_must_go_on_to_the_same(code, outcome, verdict):
     [
         (75, "stopped at step 7 of 40", {7}, 7, "ok"),
         (0, "stopped at step 7 of 40", {7}, 7, "exit code 0, not 75"),
-        (75, "stopped at step 5 of 40", {7}, 7, "does not say that it stopped at step 7"),
+        (75, "stopped at step 5 of 40", {7}, 7, "does not say that it stopped at a step of [7, 8]"),
+        (75, "stopped", {7}, 7, "does not say that it stopped at a step of [7, 8]"),
         (75, "stopped at step 7 of 40", {5}, 7, "step 7 is not saved"),
         (75, "stopped at step 7 of 40", {7}, 6, "not the last one in its metrics"),
     ],
@@ -84,7 +85,7 @@ def test_an_error_of_the_host_must_save_its_step(monkeypatch, code, message, sav
     monkeypatch.setattr(runs, "saved", lambda name, step: step in saved)
     monkeypatch.setattr(runs, "reported", lambda name: reported)
     monkeypatch.setattr(runs, "goes_on", lambda name: None)
-    assert verdict in chaos_runs.verdict_of(lambda: chaos.fails_and_resumes(runs, "run", "input", 8, 7))
+    assert verdict in chaos_runs.verdict_of(lambda: chaos.fails_and_resumes(runs, "run", "report", 7, [7, 8]))
 
 
 class WritingRuns(FakeRuns):
