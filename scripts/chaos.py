@@ -1,9 +1,10 @@
 """Break a small run on purpose, and check that nothing is lost and nothing goes wrong silently.
 
 Runs are real processes of `ringformer train`. Each run must end like a run without interruption: with the same losses
-and gradient norms, and with the same bytes in the arrays of its last checkpoint.
+and gradient norms, and with the same bytes in the arrays of its last checkpoint. Files of answers and converted models
+must be those of a command without interruption.
 
-    python scripts/chaos.py [FOLDER] [--kills=3] [--flips=10] [--seed=0] [--results=FILE]
+    python scripts/chaos.py [FOLDER] [--kills=3] [--flips=10] [--others=10] [--seed=0] [--results=FILE]
 """
 
 import argparse
@@ -11,125 +12,25 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from ringformer.checkpoints.array_folder import WRITTEN_LAST
+from scripts.chaos_outputs import answers, conversions, inspections
+from scripts.chaos_runs import EVERY, STEPS, Runs, Wrong, flipped_bit, verdict_of
 
-STEPS = 40
-EVERY = 5
-"""Steps between two saves."""
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
 """Exit codes that docs/reference/command-line.md documents."""
-CONFIG = """
-from ringformer.runs.config import base_config
-
-
-def get_config():
-    config = base_config("tiny")
-    config.model.hidden_size, config.model.intermediate_size, config.model.num_layers = 32, 32, 1
-    config.data.source, config.data.store, config.data.held_out = "text:{folder}/*.txt", "{folder}/store", 0.2
-    config.run_dir, config.cpu_devices, config.mesh_dim = "{folder}/run", 2, "1,1,1,2"
-    config.seq_len, config.batch_size, config.eval_batches = 64, 2, 1
-    config.steps, config.checkpoint_every = {steps}, {every}
-    return config
-"""
-
-
-class Wrong(Exception):
-    """Difference from the expected outcome of a trial."""
-
-
-class Runs:
-    """Runs of one config in `folder`, and the uninterrupted run that they are compared with."""
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-        rng = random.Random(0)
-        for i in range(40):
-            (folder / f"{i}.txt").write_text(" ".join(rng.choices(["ring", "block", "key", "query"], k=60)))
-        (folder / "config.py").write_text(CONFIG.format(folder=folder, steps=STEPS, every=EVERY))
-        self.expect(self.wait(self.start("undisturbed")), 0)
-        self._undisturbed = self._outcome("undisturbed")
-
-    def start(self, name: str) -> subprocess.Popen[Any]:
-        command = [
-            sys.executable,
-            "-m",
-            "ringformer.cli",
-            "train",
-            f"--config={self._folder}/config.py",
-            f"--config.run_dir={self._folder / name}",
-        ]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-    def wait(self, process: subprocess.Popen[Any]) -> tuple[int, str]:
-        said = process.communicate(timeout=600)[1]
-        return process.returncode, said
-
-    def expect(self, ended: tuple[int, str], code: int) -> None:
-        if ended[0] != code:
-            raise Wrong(f"exit code {ended[0]}, not {code}: {ended[1][-300:]}")
-
-    def until(self, name: str, step: int, process: subprocess.Popen[Any]) -> None:
-        """Wait until the run has reported `step`."""
-        while step > len(self._rows(name)):
-            if process.poll() is not None:
-                raise Wrong(f"ended before step {step}: {self.wait(process)[1][-300:]}")
-            time.sleep(0.02)
-
-    def until_saving(self, name: str, step: int, process: subprocess.Popen[Any]) -> None:
-        """Wait until the files of `step` are being written."""
-        folder = self._folder / name / "checkpoints"
-        while not any(folder.glob(f"{step}.*")) and not (folder / str(step)).exists():
-            if process.poll() is not None:
-                raise Wrong(f"ended before step {step} was saved: {self.wait(process)[1][-300:]}")
-            time.sleep(0.001)
-
-    def saved(self, name: str, step: int) -> bool:
-        return (self._folder / name / "checkpoints" / str(step)).exists()
-
-    def goes_on(self, name: str) -> None:
-        """Restart the run, wait for its end, and compare it."""
-        self.expect(self.wait(self.start(name)), 0)
-        if self._outcome(name) != self._undisturbed:
-            raise Wrong("its losses or its last checkpoint are not those of the undisturbed run")
-
-    def damaged(self, name: str, file: Path) -> None:
-        """Start a run with a damaged file. The run must name the file, and end or reach the same result.
-
-        Files outside of manifests need not be named, because nothing that is restored depends on them.
-        """
-        code, said = self.wait(self.start(name))
-        if str(file) not in said.replace("\n", "") and not (code == 0 and file.name in WRITTEN_LAST):
-            raise Wrong(f"exit code {code} and no word of {file}: {said[-300:]}")
-        if code == 0 and self._outcome(name) != self._undisturbed:
-            raise Wrong("its losses or its last checkpoint are not those of the undisturbed run")
-
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        file = self._folder / name / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.is_file() else []
-        rows = [json.loads(line) for line in lines if line.endswith("}")]
-        return [row for row in rows if "grad_norm" in row]
-
-    def _outcome(self, name: str) -> tuple[list[tuple[int, float, float]], dict[str, bytes]]:
-        """Return what every step reported, and the contents of the last checkpoint's chunks by path."""
-        tree = self._folder / name / "checkpoints" / str(STEPS) / "default"
-        chunks = {str(path.relative_to(tree)): path.read_bytes() for path in tree.glob("*.*/[0-9]*")}
-        if not chunks:
-            raise Wrong(f"{tree} has no arrays")
-        return [(row["step"], row["loss"], row["grad_norm"]) for row in self._rows(name)], chunks
 
 
 def kills(runs: Runs, count: int, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -146,7 +47,7 @@ def kills(runs: Runs, count: int, rng: random.Random) -> Iterator[tuple[str, str
         runs.wait(process)
         if i % 2:
             when = f"when step {step} was just saved" if runs.saved(name, step) else f"while step {step} was saved"
-        yield f"SIGKILL {when}", _said(lambda name=name: runs.goes_on(name))
+        yield f"SIGKILL {when}", verdict_of(partial(runs.goes_on, name))
 
 
 def signals(runs: Runs, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -160,7 +61,36 @@ def signals(runs: Runs, rng: random.Random) -> Iterator[tuple[str, str]]:
             runs.expect(runs.wait(process), code)
             runs.goes_on(name)
 
-        yield f"{number.name} after step {step}: exit code {code}", _said(comes_back)
+        yield f"{number.name} after step {step}: exit code {code}", verdict_of(comes_back)
+
+
+def host_errors(runs: Runs, count: int, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Have the host of a run fail between two steps, alternately in its input and in a report, and start it again.
+
+    A run stops before the step whose input fails. A step is reported while the next one is computed, or before a save:
+    the run stops after one of the two.
+    """
+    places = {"input": [-1], "report": [0, 1]}
+    for i in range(count):
+        place = list(places)[i % len(places)]
+        fails_at = rng.randrange(3, STEPS - 2)
+        stops = [fails_at + later for later in places[place]]
+        verdict = verdict_of(partial(fails_and_resumes, runs, f"host-error-{i}", place, fails_at, stops))
+        yield f"error of the host: {place} of step {fails_at}, exit code 75", verdict
+
+
+def fails_and_resumes(runs: Runs, name: str, place: str, fails_at: int, stops: list[int]) -> None:
+    """Start a run whose host fails, and which must save one of the steps `stops`; then start it without the error."""
+    process = runs.start(name, CHAOS_PLACE=place, CHAOS_STEP=str(fails_at))
+    code, message = runs.wait(process)
+    runs.expect((code, message), 75)
+    stopped = re.search(r"stopped at step (\d+) of", message)
+    if stopped is None or int(stopped[1]) not in stops:
+        raise Wrong(f"it does not say that it stopped at a step of {stops}: {message[-300:]}")
+    step = int(stopped[1])
+    if not runs.saved(name, step) or runs.reported(name) != step:
+        raise Wrong(f"step {step} is not saved, or not the last one in its metrics")
+    runs.goes_on(name)
 
 
 def flips(runs: Runs, folder: Path, count: int, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -173,32 +103,14 @@ def flips(runs: Runs, folder: Path, count: int, rng: random.Random) -> Iterator[
     newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
     for _ in range(count):
         inside = rng.choice([newest, newest, run, folder / "store" / "train"])
-        files = [run / "config.json", run / "identity.json"] if inside == run else inside.rglob("*")
-        file = rng.choice(sorted(path for path in files if path.is_file() and path.stat().st_size))
-        whole = file.read_bytes()
-        bit = rng.randrange(8 * len(whole))
-        file.write_bytes(_flipped(whole, bit))
-        copy = folder / "flipped"
-        shutil.copytree(run, copy)
-        there = file if inside.parent.name == "store" else copy / file.relative_to(run)
-        verdict = _said(lambda there=there: runs.damaged("flipped", there))
-        shutil.rmtree(copy)
-        file.write_bytes(whole)
+        files = [run / "config.json", run / "identity.json"] if inside == run else list(inside.rglob("*"))
+        with flipped_bit(files, rng) as (file, bit):
+            copy = folder / "flipped"
+            shutil.copytree(run, copy)
+            there = file if inside.parent.name == "store" else copy / file.relative_to(run)
+            verdict = verdict_of(partial(runs.damaged, "flipped", there))
+            shutil.rmtree(copy)
         yield f"bit {bit} of {file.relative_to(folder)} flipped", verdict
-
-
-def _flipped(content: bytes, bit: int) -> bytes:
-    changed = bytearray(content)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
-
-
-def _said(trial) -> str:
-    try:
-        trial()
-    except (Wrong, subprocess.TimeoutExpired, OSError) as error:
-        return f"WRONG: {error}"
-    return "ok"
 
 
 def count(text: str) -> int:
@@ -212,6 +124,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, nargs="?", help="empty or new folder (default: a temporary one)")
     parser.add_argument("--kills", type=count, default=3, help="number of kills")
     parser.add_argument("--flips", type=count, default=10, help="number of flipped bits")
+    parser.add_argument("--others", type=count, default=10, help="number of trials of each other kind")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of steps, files and bits")
     parser.add_argument("--results", type=Path, help="file for the table, as JSON")
     args = parser.parse_args()
@@ -224,11 +137,21 @@ def main() -> int:
     # Compilation dominates for a small model: do it once, and quickly.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     os.environ |= {"JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    rng, rows = random.Random(args.seed), []
+    rng = random.Random(args.seed)
+    rows = []
     print(f"in {folder}: an uninterrupted run of {STEPS} steps, for comparison", flush=True)
     runs = Runs(folder)
-    for trial in (kills(runs, args.kills, rng), signals(runs, rng), flips(runs, folder, args.flips, rng)):
-        for what, verdict in trial:
+    kinds = [
+        kills(runs, args.kills, rng),
+        signals(runs, rng),
+        flips(runs, folder, args.flips, rng),
+        host_errors(runs, args.others, rng),
+        answers(runs, folder, args.others, rng),
+        conversions(runs, folder, args.others, rng),
+        inspections(runs, folder, args.others, rng),
+    ]
+    for trials in kinds:
+        for what, verdict in trials:
             rows.append({"what": what, "verdict": verdict})
             print(f"{what:<90} {verdict}", flush=True)
     wrong = sum(row["verdict"] != "ok" for row in rows)
@@ -239,7 +162,7 @@ def main() -> int:
             **{name: version(name) for name in ("jax", "orbax-checkpoint")},
         }
         about = {
-            "what": "measured on a CPU: real processes of ringformer train, killed, signalled and damaged",
+            "what": "measured on a CPU: real processes of ringformer, killed, signalled and damaged",
             "command": " ".join(["python scripts/chaos.py", *sys.argv[1:]]),
             "versions": versions,
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
