@@ -45,7 +45,7 @@ class RowLimit:
 
 
 class Wanted(NamedTuple):
-    """What to read of a table."""
+    """Columns to read of a table, and limits of its rows."""
 
     only: Sequence[str] = ()
     """Columns, of those that the table has; if it has none of them, all are read."""

@@ -17,9 +17,9 @@ SPARE_BYTES = 2**24
 """Memory to read a table with, besides that of two documents."""
 TIMES_SIZE = 16
 """A table may also take so many times its size on the disk: as compressed, with copies of what is read together."""
+WORKER = Path(__file__).with_name("table_worker.py")
 START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ringformer.data.sources.table_worker import main; main()"
+    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )
 """Program of the process."""
 
@@ -58,7 +58,7 @@ class TableProcess:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", START, json.dumps(sys.path)],
+            [sys.executable, "-c", START, json.dumps(sys.path), str(WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -210,3 +210,7 @@ def _limit_memory(before: int, more: int | None) -> None:
     if before and more is not None:
         limit = before + more
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+if __name__ == "__main__":
+    main()
