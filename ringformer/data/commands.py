@@ -112,7 +112,8 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespa
     from ringformer.data.stores.options import StoreOptions
 
     parser.description = "Train a SentencePiece tokenizer on documents."
-    add_flags(parser, StoreOptions, ("source", "field", "split", "skip_empty", "encoding", "skip_malformed"))
+    names = "source", "field", "split", "skip_empty", "encoding", "skip_malformed", "max_document_bytes"
+    add_flags(parser, StoreOptions, names)
     parser.add_argument("--vocab_size", type=int, required=True, help="number of tokens")
     parser.add_argument("--out", required=True, help="the .model file to write")
     return _tokenizer
@@ -125,11 +126,14 @@ def _tokenizer(args: argparse.Namespace) -> None:
     from ringformer.files.output_place import check_output
 
     check_output(args.out, "--out")
+    if args.max_document_bytes < 1:
+        raise ValueError(f"--max_document_bytes={args.max_document_bytes} must be at least 1")
     documents = read_documents(
         args.source,
         field=args.field,
         split=args.split,
         skip_empty=args.skip_empty,
+        max_bytes=args.max_document_bytes,
         encoding=args.encoding,
         any_bytes=False,
         malformed=Malformed(skip=args.skip_malformed),

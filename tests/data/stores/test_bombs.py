@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ringformer.cli import main
 from ringformer.data import load_tokenizer, open_or_build
 from ringformer.data.stores.options import StoreOptions
 
@@ -195,3 +196,12 @@ def test_a_bomb_is_refused_by_name(tmp_path, name):
         ValueError, match=rf"^{path}:\d+ has more than max_document_bytes={MOST:,} .*split it, or raise"
     ):
         open_or_build(tmp_path / "store", options, load_tokenizer("bytes"))
+
+
+def test_a_bomb_trains_no_tokenizer(tmp_path, capsys):
+    path = tmp_path / "repeated.parquet"
+    tables(path, text=repeated(10**6, "a" * 2 * MOST))
+    command = ["data", "tokenizer", f"--source=parquet:{path}", f"--out={tmp_path}/t.model", "--vocab_size=300"]
+    assert main([*command, f"--max_document_bytes={MOST}"]) == 2
+    assert f"{path}:0 has more than max_document_bytes={MOST:,} " in capsys.readouterr().err
+    assert not (tmp_path / "t.model").exists()
