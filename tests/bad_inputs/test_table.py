@@ -44,9 +44,9 @@ suite."""
 
 
 def cells():
-    """Yield all rows. A fifth of them, and those of KINDS, are in the usual suite; the others are slow."""
+    """Yield all rows. An eighth of them, and those of KINDS, are in the usual suite; the others are slow."""
     for number, row in enumerate(ROWS):
-        usual = number % 5 == 0 or any(kind in row.name for kind in KINDS)
+        usual = number % 8 == 0 or any(kind in row.name for kind in KINDS)
         name = row.name.encode("ascii", "backslashreplace").decode()
         yield pytest.param(row, id=name, marks=[] if usual else pytest.mark.slow)
 

@@ -36,7 +36,7 @@ def test_the_verbs_and_a_verdict_each_way(tmp_path, capsys):
         (["verify", "nowhere", "nowhere"], "nowhere has no config.json"),
         (["form-hf"], "did you mean 'convert from-hf'"),
         (["to-hf", "nowhere", "out", "--dtype=int8"], "unknown dtype 'int8'"),
-        (["to-hf", "nowhere", "out", "--shard_size=0GB"], "shard size 0 must be at least 1"),
+        (["to-hf", "nowhere", "out", "--shard_size=0GB"], "'0GB' is 0 bytes: give a size like 5GB"),
     ],
 )
 def test_mistakes_are_told(arguments, message, capsys):
