@@ -14,6 +14,7 @@ from ringformer.files.atomic import read_back, write_whole
 from ringformer.files.chunks import has_valid_crc32c
 from ringformer.files.hashes import hash_bytes
 from ringformer.files.json_text import parse_json
+from ringformer.files.untrusted import check_readable
 
 MANIFEST = "manifest.json"
 THREADS = 8
@@ -74,9 +75,12 @@ def read_manifest(folder: Path) -> Hashes | None:
     """Return the manifest of a folder; None if it has none. Raises DamagedFiles if its content is not a manifest."""
     path = folder / MANIFEST
     try:
+        check_readable(path)
         hashes = parse_json(path.read_text())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise DamagedFiles(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         hashes = None
     if type(hashes) is not dict or not all(_is_entry(name, entry) for name, entry in hashes.items()):
@@ -105,6 +109,7 @@ def read_verified(folder: Path, name: str, hashes: Hashes, *, verify_crc: bool =
     if name not in hashes:
         raise DamagedFiles(f"{path} is not in {MANIFEST}")
     try:
+        check_readable(path)
         content = path.read_bytes()
     except FileNotFoundError:
         raise DamagedFiles(f"{path} is missing") from None

@@ -62,7 +62,12 @@ def read_object(folder: str | Path, name: str, advice: str = "download it again"
     """
     path = contained(folder, name)
     try:
+        check_readable(path)
         value = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; {advice}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; {advice}") from None
     if type(value) is not dict:

@@ -103,8 +103,9 @@ def _check_parts(config: ConfigDict, path: str | Path) -> None:
         raise ValueError(f"{path} sets model to {reprlib.repr(config.model)}: set its keys one by one")
     for number, stage in enumerate(config.stages, 1):
         if not isinstance(stage, dict) or not all(type(key) is str for key in stage):
+            described = reprlib.repr(stage).replace("\n", " ")
             raise ValueError(
-                f"stage {number} of {path} is {reprlib.repr(stage)}: it must be a dict of the keys that it changes, "
+                f"stage {number} of {path} is {described}: it must be a dict of the keys that it changes, "
                 "e.g. {'seq_len': 131072}"
             )
 

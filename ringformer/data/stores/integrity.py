@@ -15,6 +15,7 @@ from ringformer.data.stores.checked_array import REBUILD, CheckedArray, DamagedS
 from ringformer.files.hashes import hash_bytes, hash_object
 from ringformer.files.json_text import parse_json
 from ringformer.files.manifest import find_faults
+from ringformer.files.untrusted import check_readable
 
 FORMAT = 3
 """Store format that is written and read."""
@@ -26,8 +27,11 @@ AT_ONCE = 2**27
 def read_meta(path: Path) -> dict[str, Any]:
     """Read a store.json. Raises ValueError if it has a different format, or has changed since it was written."""
     try:
+        check_readable(path)
         meta = parse_json(path.read_bytes())
-    except ValueError as error:
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}): {REBUILD}") from None
     if type(meta) is not dict or "format" not in meta:
         raise ValueError(f"{path} is damaged (it has no format): {REBUILD}")

@@ -128,3 +128,19 @@ def test_inspect_compares_every_file(tmp_path, capsys, name):
     assert main(["data", "inspect", str(tmp_path / "s")]) == 2
     error = capsys.readouterr().err
     assert name in error and "delete the store and build it again" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "report.json", "train/store.json", "eval/tokens.bin"])
+@pytest.mark.parametrize("kind", ["pipe", "loop"])
+def test_what_is_no_file_is_named(tmp_path, capsys, name, kind):
+    """A pipe would keep its reader waiting for ever."""
+    build_stores(tmp_path / "s", DOCUMENTS, ByteTokenizer(), held_out=0.2)
+    path = tmp_path / "s" / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path)
+    assert main(["data", "inspect", str(tmp_path / "s")]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error and error.count("\n") == 1
