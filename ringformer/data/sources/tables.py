@@ -88,9 +88,12 @@ def _dataset(name: str, split: str, wanted: Wanted, process: TableProcess) -> It
     if not (folder / STATE).is_file():
         yield from _loaded(name, folder, split, wanted)
         return
-    files = read_object(folder, STATE).get("_data_files") or []
-    for file in files:
-        yield from process.read(contained(folder, file["filename"]), "arrow", wanted)
+    try:
+        names = [file["filename"] for file in read_object(folder, STATE)["_data_files"]]
+    except (LookupError, TypeError):
+        raise ValueError(f"dataset {name} cannot be read: {folder / STATE} names no files: save it again") from None
+    for name_of_file in names:
+        yield from process.read(contained(folder, name_of_file), "arrow", wanted)
 
 
 def _loaded(name: str, folder: Path, split: str, wanted: Wanted) -> Iterator[Any]:
