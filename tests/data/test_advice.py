@@ -414,6 +414,7 @@ def test_another_place_for_a_tokenizer_is_written_to(tmp_path, capsys):
 
 
 ELSEWHERE = {
+    ("commands.py", "--max_document_bytes"),
     ("commands.py", "--out"),
     ("stores/inspect_store.py", "--tokenizer"),
     *(("commands.py", flag) for flag in ("--samples", "--ring_size", "--seq_len", "--min_length", "--max_length")),

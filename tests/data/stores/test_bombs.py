@@ -204,4 +204,6 @@ def test_a_bomb_trains_no_tokenizer(tmp_path, capsys):
     command = ["data", "tokenizer", f"--source=parquet:{path}", f"--out={tmp_path}/t.model", "--vocab_size=300"]
     assert main([*command, f"--max_document_bytes={MOST}"]) == 2
     assert f"{path}:0 has more than max_document_bytes={MOST:,} " in capsys.readouterr().err
+    assert main([*command, "--max_document_bytes=0"]) == 2
+    assert "--max_document_bytes=0 must be at least 1" in capsys.readouterr().err
     assert not (tmp_path / "t.model").exists()
