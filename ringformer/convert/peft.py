@@ -137,7 +137,9 @@ def check_base_weights(path: Path, base: TensorFolder, config: DecoderConfig) ->
         warning = f"warning: {path} does not say which weights its adapters were trained on: only shapes are compared"
         print(warning, file=sys.stderr)
         return
-    places = {name: weight for weight in weights(config) for name in weight.names}
+    places: dict[str, Weight] = {}
+    for weight in weights(config):
+        places |= dict.fromkeys(weight.names, weight)
 
     def blocks(name: str) -> Iterator[np.ndarray]:
         rows = [rows for rows, _ in places[name].blocks()]

@@ -4,7 +4,8 @@ import json
 import re
 from typing import Any, TextIO
 
-from ringformer.data.sources.text_files import check_record, record_bytes, too_large
+from ringformer.data.sources.row_sizes import record_bytes
+from ringformer.data.sources.text_files import check_record, too_large
 
 AHEAD = 2**16
 """Fewest characters to read at a time."""

@@ -17,6 +17,13 @@ PYTHON_NUMBER = 32
 """Bytes of one of Python's numbers, with its place in a list."""
 
 
+def record_bytes(max_bytes: int | None) -> int:
+    """Return the most bytes of a record whose document has at most `max_bytes` bytes; None: no limit."""
+    if max_bytes is None:
+        return sys.maxsize - 1
+    return max_bytes + RECORD_BYTES
+
+
 class RowTooLarge(Exception):
     """A row beyond the limit. The reader of the file adds its name."""
 
@@ -57,10 +64,7 @@ class Wanted(NamedTuple):
 
     @property
     def limit(self) -> RowLimit:
-        row_bytes = sys.maxsize
-        if self.max_bytes is not None:
-            row_bytes = self.max_bytes + RECORD_BYTES
-        return RowLimit(row_bytes, self.number_bytes, self.batch_bytes)
+        return RowLimit(record_bytes(self.max_bytes), self.number_bytes, self.batch_bytes)
 
 
 def array_sizes(array: Any, limit: RowLimit) -> np.ndarray:

@@ -3,8 +3,8 @@
 A table may be damaged so that it ends the process that reads it, and a small one may unpack to more than any memory.
 
 Requests come on stdin, one JSON object a line. The answer is a line {"rows": true}, an Arrow stream of the rows, and a
-line that says how it ended: {"row": ...}, with "fault" and "reason" if the table was not read to its end. A table
-without rows is answered by the last line alone.
+line that says how it ended: {}, or with "fault" and "reason" if the table was not read to its end. A table without rows
+is answered by the last line alone.
 """
 
 import json
@@ -73,7 +73,7 @@ def _load_code() -> None:
 
 def _answer(request: Request, out: Any) -> None:
     stream = None
-    ended: dict[str, Any] = {"row": 0}
+    ended: dict[str, str] = {}
     try:
         for rows in _read(request):
             if stream is None:
@@ -81,7 +81,6 @@ def _answer(request: Request, out: Any) -> None:
                 out.write(b'{"rows": true}\n')
                 stream = pyarrow.ipc.new_stream(out, rows.schema)
             stream.write_batch(rows)
-            ended["row"] += len(rows)
     except RowTooLarge:
         ended["fault"] = TOO_LARGE
     except MemoryError:

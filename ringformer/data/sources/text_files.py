@@ -2,7 +2,6 @@
 
 import codecs
 import io
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from ringformer.data.sources.malformed import SKIP
-from ringformer.data.sources.row_sizes import RECORD_BYTES
+from ringformer.data.sources.row_sizes import RECORD_BYTES, record_bytes
 from ringformer.data.sources.source_files import open_file
 from ringformer.data.sources.text_encoding import (
     HEAD,
@@ -135,13 +134,6 @@ def _lines_of_text(path: Path, encodings: Sequence[str], max_bytes: int | None) 
                 return
             check_record(f"{path}:{number}", len(line), max_bytes)
             yield line
-
-
-def record_bytes(max_bytes: int | None) -> int:
-    """Return the most bytes of a record whose document has at most `max_bytes` bytes; None: no limit."""
-    if max_bytes is None:
-        return sys.maxsize - 1
-    return max_bytes + RECORD_BYTES
 
 
 def check_record(name: str, size: int, max_bytes: int | None) -> None:
