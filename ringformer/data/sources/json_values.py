@@ -17,6 +17,8 @@ FEW_VALUES = 2**18
 than small values of JSON, such as `[]`."""
 LONGEST_SIGN = 16
 """More characters than any number's exponent, escape or name of JSON, such as -Infinity, has."""
+_OUTSIDE_STRINGS = re.compile(r'([^"]*+)("(?:[^"\\]++|\\.)*+"?)?', re.DOTALL)
+"""JSON up to the next string, and that string."""
 _SPACE = re.compile(r"\s*")
 
 
@@ -102,18 +104,8 @@ def _check_values(text: str, start: int, name: str, max_bytes: int | None) -> No
         return
     most = record_bytes(max_bytes) // CHARACTERS_OF_VALUE + FEW_VALUES
     values = 0
-    is_string = False
-    place = start
-    while place < len(text):
-        part = text[place : place + AHEAD]
-        escapes = len(part) - len(part.rstrip("\\"))
-        if escapes % 2:  # the last one belongs to the character behind it
-            part = text[place : place + AHEAD + 1]
-        place += len(part)
-        between_quotes = part.replace("\\\\", "").replace('\\"', "").split('"')
-        outside = "".join(between_quotes[int(is_string) :: 2])
-        values += outside.count(",") + outside.count("[") + outside.count("{")
-        if len(between_quotes) % 2 == 0:
-            is_string = not is_string
-    if values > most:
-        raise too_large(name, max_bytes, f"bytes would allow: it has {values:,} values, and may have {most:,}")
+    for outside in _OUTSIDE_STRINGS.finditer(text, start):
+        first, end = outside.span(1)
+        values += sum(text.count(sign, first, end) for sign in ",[{")
+        if values > most:
+            raise too_large(name, max_bytes, f"bytes would allow: it may have {most:,} values, and has more")
