@@ -23,6 +23,7 @@ from ringformer.models.placement import Placement
 from ringformer.models.rms_norm import RMSNorm, normed, rms_norm
 from ringformer.models.share_products import columns_product, rows_product
 from ringformer.models.tensor_parallel import enter_tp, leave_tp
+from ringformer.ops.tokenwise.frozen_weight import FrozenWeight, in_dtype, of_outputs, product
 
 OF_KEY_HEADS = ("wk", "wv", "bk", "bv", "k_norm")
 """Parameters of an `Attention` that have the key heads."""
@@ -70,18 +71,21 @@ class Attention(nnx.Module):
         """
         c = self.config
         x = enter_tp(x, axes)
-        wo = self.wo[...].astype(x.dtype)
+        wo = in_dtype(self.wo, x.dtype)
         weights = self._of_the_rank(wo.shape[0], x.dtype, axes)
         of_heads: Callable[..., Any] = partial(self._of_heads, x, norm, placement, attend, axes)
         if c.head_groups == 1:
             o, kept = of_heads(weights)
-            y = jnp.einsum("bthd,hdD->btD", o, wo)
+            y = product(o, wo, 2)
         else:
             # A group's backward recomputes the projections q, k, v; its o, m and l are kept.
             of_heads = jax.checkpoint(of_heads, policy=REMAT["attention"], prevent_cse=False)
-            groups = jax.tree.map(lambda w: rearrange(w, "... (g h) d -> g ... h d", g=c.head_groups), weights)
+            groups = {name: _in_groups(w, c.head_groups) for name, w in weights.items()}
             _, (o, kept) = lax.scan(lambda _, group: (None, of_heads(group)), None, groups)
-            y = jnp.einsum("gbthd,ghdD->btD", o, rearrange(wo, "(g h) d D -> g h d D", g=c.head_groups))
+            if isinstance(wo, FrozenWeight):
+                y = product(rearrange(o, "g b t h d -> b t (g h) d"), wo, 2)
+            else:
+                y = jnp.einsum("gbthd,ghdD->btD", o, rearrange(wo, "(g h) d D -> g h d D", g=c.head_groups))
         return leave_tp(y, axes), kept
 
     def decode(
@@ -108,28 +112,29 @@ class Attention(nnx.Module):
             names += ["q_norm", "k_norm"]
         return names
 
-    def _of_the_rank(self, heads: int, dtype, axes: Axes) -> dict[str, Float[Array, "*inputs heads d"]]:
-        """Return the parameters that each head has a part of, for a tp rank of so many query heads.
+    def _of_the_rank(self, heads: int, dtype, axes: Axes) -> dict[str, Any]:
+        """Return the parameters that each head has a part of, for a tp rank of so many query heads, [..., h, d].
 
         With fewer key heads than tp ranks, parameters of key heads are not sharded over tp, and each rank uses one
         head of them.
         """
         c = self.config
         names = ["wq", "wk", "wv", *self._names()]
-        weights = {name: getattr(self, name)[...].astype(dtype) for name in names}
+        weights: dict[str, Any] = {name: in_dtype(getattr(self, name), dtype) for name in names}
         key_heads = max(1, heads * c.num_kv_heads // c.num_heads)  # those that the rank's queries read
         if weights["wk"].shape[1] > key_heads:
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
             for name in names:
                 if name in OF_KEY_HEADS:
-                    w = weights[name]
-                    weights[name] = lax.dynamic_slice_in_dim(w, head, 1, axis=w.ndim - 2)
+                    weights[name] = of_outputs(
+                        lambda w: lax.dynamic_slice_in_dim(w, head, 1, w.ndim - 2), weights[name]
+                    )
         return weights
 
     def _of_heads(self, x: Float[Array, "B T D"], norm, placement, attend, axes, weights: dict[str, Any]):
         """Return the outputs [B, T, h, d] of some heads, whose parts of the parameters are `weights`, and `kept`."""
         x = normed(norm, x)
-        q, k, v = (jnp.einsum("btD,Dhd->bthd", x, weights[name]) for name in ("wq", "wk", "wv"))
+        q, k, v = (product(x, weights[name]) for name in ("wq", "wk", "wv"))
         q, k, v = self._with_parts(q, k, v, weights, axes.tp)
         q, k = placement(q, k)
         return attend(q, k, v)
@@ -149,6 +154,14 @@ class Attention(nnx.Module):
             q = width_norm(q, weights["q_norm"], eps, tp)
             k = width_norm(k, weights["k_norm"], eps, tp)
         return q, k, v
+
+
+def _in_groups(weight: Any, groups: int) -> Any:
+    """Return a parameter that each head has a part of, by groups of heads: [groups, *inputs, heads of a group, d]."""
+    grouped = of_outputs(lambda w: rearrange(w, "... (g h) d -> g ... h d", g=groups), weight)
+    if isinstance(grouped, FrozenWeight) and grouped.a is not None:
+        return grouped._replace(a=jnp.broadcast_to(grouped.a, (groups, *grouped.a.shape)))
+    return grouped
 
 
 def width_norm(x: Float[Array, "B T h d"], scale: Float[Array, "h d"], eps: float, tp: str | None) -> jax.Array:

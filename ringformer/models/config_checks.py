@@ -9,9 +9,11 @@ from ringformer.ops.layouts import VISIBLE, WINDOWED
 from ringformer.ops.ring import RingForm
 from ringformer.settings import check_settings
 
-Remat = Literal["full", "attention", "dots", "none"]
+Remat = Literal["full", "attention", "feedforward", "dots", "none"]
 MOST_INIT_STD = 1e6
 """Largest standard deviation of fresh weights: float32 holds their products."""
+KEEP_HIDDEN: tuple[Remat, ...] = ("feedforward", "dots", "none")
+"""Kinds of rematerialisation that keep the feed-forward's hidden products."""
 OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
 """Kinds of rematerialisation whose kept arrays can be offloaded to host memory."""
 

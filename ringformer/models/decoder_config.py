@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float32, Int
 
-from ringformer.models.config_checks import Remat, check_config
+from ringformer.models.config_checks import KEEP_HIDDEN, Remat, check_config
 from ringformer.models.layer_kinds import LayerKind, Parts, Period, periods_of
 from ringformer.models.own_attention import ATTENTION, REGISTERED
 from ringformer.ops.argument_checks import AnyArray
@@ -74,8 +74,9 @@ class DecoderConfig:
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of gathered weights and of activations; parameters and sums are float32."""
     remat: Remat = "full"
-    """Arrays that a layer keeps for its backward: full: only its input; attention: also the attention's output; dots:
-    also the outputs of matmuls; none: everything, without rematerialisation."""
+    """Arrays that a layer keeps for its backward: full: only its input; attention: also the attention's output, and the
+    feed-forward's where a norm follows it; feedforward: also the feed-forward's hidden products; dots: also the outputs
+    of all other products with weights; none: everything, without rematerialisation."""
     remat_group: int = 1
     """Layers of a group for two-level rematerialisation: only the input of the group's first layer is kept, and the
     group is recomputed before its backward. This costs one more forward, and keeps L/g + g layer inputs instead of L.
@@ -214,12 +215,17 @@ class DecoderConfig:
 
     def kept_bytes(self, tokens: int) -> tuple[int, int]:
         """Return the bytes that a layer keeps for its backward on a device with `tokens` tokens of a microbatch: those
-        of its input and, with remat=attention, those of the attention's output with m and l of the softmax."""
+        of its input, and those of what else `remat` keeps by name (dots and none keep more)."""
         itemsize = 2 if self.compute_dtype == "bfloat16" else 4
-        attention = 0
-        if self.remat == "attention":
-            attention = self.num_heads * (self.head_dim * itemsize + 8)
-        return tokens * self.hidden_size * itemsize, tokens * attention
+        features = 0
+        of_softmax = 0
+        if self.remat != "full":
+            features += self.num_heads * self.head_dim
+            features += self.hidden_size * (self.PARTS.norms != "before")
+            of_softmax = 8 * self.num_heads
+        if self.remat in KEEP_HIDDEN:
+            features += 2 * self.intermediate_size
+        return tokens * self.hidden_size * itemsize, tokens * (features * itemsize + of_softmax)
 
     @property
     def remat_groups(self) -> tuple[int, int]:

@@ -4,15 +4,24 @@ token (decoding)."""
 from typing import Any
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from ringformer.models.config_checks import KEEP_HIDDEN
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.initialization import normal
 from ringformer.models.interface import Axes
 from ringformer.models.rms_norm import RMSNorm, normed, rms_norm
 from ringformer.models.share_products import own_columns_product, own_rows_product
 from ringformer.models.tensor_parallel import enter_tp, leave_tp
-from ringformer.ops.tokenwise.blockwise_feedforward import ACTIVATIONS, blockwise_feedforward, gated
+from ringformer.ops.tokenwise.blockwise_feedforward import (
+    ACTIVATIONS,
+    SAVED_HIDDEN,
+    blockwise_feedforward,
+    gated_hidden,
+    gated_output,
+)
+from ringformer.ops.tokenwise.frozen_weight import in_dtype
 
 
 class FeedForward(nnx.Module):
@@ -33,18 +42,27 @@ class FeedForward(nnx.Module):
         activation = ACTIVATIONS[c.PARTS.activation]
         x = enter_tp(x, axes)
         scale = None if norm is None else norm.scale[...]
-        projections = tuple(w[...].astype(x.dtype) for w in (self.w_gate, self.w_up, self.w_down))
+        projections = tuple(in_dtype(w, x.dtype) for w in (self.w_gate, self.w_up, self.w_down))
 
-        def function(weights, x):
+        def hidden(weights, x):
             scale, projections = weights
             if scale is not None:
                 x = rms_norm(x, scale, c.norm_eps, c.PARTS.norm_offset)
-            return gated(projections, x, activation)
+            return gated_hidden(projections, x)
 
-        if c.on_ring or c.attention == "blockwise":
-            y = blockwise_feedforward(function, (scale, projections), x, c.ffn_chunk)
+        def output(weights, hidden):
+            return gated_output(weights[1], hidden, activation)
+
+        def whole(weights, x):
+            return output(weights, hidden(weights, x))
+
+        weights = scale, projections
+        if not c.on_ring and c.attention != "blockwise":
+            y = output(weights, checkpoint_name(hidden(weights, x), SAVED_HIDDEN))
+        elif c.remat in KEEP_HIDDEN:
+            y = blockwise_feedforward(output, weights, x, c.ffn_chunk, hidden=hidden)
         else:
-            y = function((scale, projections), x)
+            y = blockwise_feedforward(whole, weights, x, c.ffn_chunk)
         return leave_tp(y, axes)
 
     def decode(self, x: Float[Array, "B D"], norm: RMSNorm | None) -> Float[Array, "B D"]:

@@ -10,6 +10,7 @@ The input embedding takes no FLOPs, unless it is also the output head.
 
 from collections.abc import Callable
 
+from ringformer.models.config_checks import KEEP_HIDDEN
 from ringformer.models.decoder_config import DecoderConfig
 
 WEIGHT_FORWARD = 2
@@ -54,15 +55,41 @@ def forward_runs(config: DecoderConfig) -> tuple[int, int]:
     """Count how often a step runs the forward of a layer's weights, and how often that of its attention. Each runs
     once, plus once for each level of rematerialisation that does not keep its results."""
     levels = 1 + (config.remat_group > 1)
-    kept = {"full": (0, 0), "attention": (0, 1), "dots": (1, 0), "none": (1, 1)}[config.remat]
-    return 1 + levels - kept[0], 1 + levels - kept[1]
+    of_weights = config.remat in ("dots", "none")
+    of_attention = config.remat != "full"
+    return 1 + levels - of_weights, 1 + levels - of_attention
 
 
-def executed_flops(config: DecoderConfig, seq_len: int) -> float:
-    """FLOPs that a step executes on one causal sequence: those of visible pairs, plus recomputation."""
+def feedforward_products(config: DecoderConfig, *, frozen: bool = False) -> float:
+    """Return how many products with the feed-forward's F features a step executes per layer, with the blockwise
+    feed-forward: 3 forward; 6 backward, or 3 if the weights are frozen; and those that are computed again.
+
+    The hidden products are computed again unless `remat` keeps them. The whole feed-forward is, for the norm that
+    follows it in some families, unless its output is kept, and in groups of layers that are recomputed together.
+    """
+    again = 0.0
+    if config.remat not in KEEP_HIDDEN:
+        again += 2
+    if config.remat == "full" and config.PARTS.norms != "before":
+        again += 3
+    _, single = config.remat_groups
+    again += 3 * (1 - single / config.num_layers)
+    return 3 + (3 if frozen else 6) + again
+
+
+def executed_flops(config: DecoderConfig, seq_len: int, *, frozen: bool = False) -> float:
+    """FLOPs that a step executes on one causal sequence: those of visible pairs, plus recomputation. Frozen weights get
+    no gradient."""
     forwards, _ = forward_runs(config)
-    weights = (WEIGHT_FORWARD * forwards + WEIGHT_BACKWARD) * working_params(config) * seq_len
-    return weights + executed_attention_flops(config, seq_len)
+    backward = WEIGHT_FORWARD if frozen else WEIGHT_BACKWARD
+    weights = (WEIGHT_FORWARD * forwards + backward) * working_params(config)
+    sizes = config.sizes
+    of_feedforward = WEIGHT_FORWARD * 3 * sizes["D"] * sizes["F"] * sizes["L"]
+    if config.remat == "feedforward":
+        weights -= of_feedforward
+    if config.remat == "full" and config.PARTS.norms != "before":
+        weights += of_feedforward  # again for the norm behind it, and again for its own gradients
+    return weights * seq_len + executed_attention_flops(config, seq_len)
 
 
 def executed_attention_flops(config: DecoderConfig, seq_len: int) -> float:

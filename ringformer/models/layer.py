@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from ringformer.models.attention import Attention
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.feedforward import FeedForward
 from ringformer.models.interface import Axes
+from ringformer.models.layer_scan import SAVED_FEEDFORWARD
 from ringformer.models.placement import Placement
 from ringformer.models.rms_norm import RMSNorm, normed
 
@@ -54,5 +56,7 @@ class Layer(nnx.Module):
             x = x + normed(self.attention_output_norm, y)
         with jax.named_scope("feed_forward"):
             y = feed(x, self.feedforward_norm)
+            if self.feedforward_output_norm is not None:
+                y = checkpoint_name(y, SAVED_FEEDFORWARD)  # its norm's backward reads it
             x = x + normed(self.feedforward_output_norm, y)
         return x, kept

@@ -8,20 +8,30 @@ from typing import Any
 import jax
 from jax import lax
 
+from ringformer.models.config_checks import Remat
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.layer_kinds import LayerKind, scan_periods
 from ringformer.models.offloaded_scan import offloaded_scan
 from ringformer.ops.ring_vjp import SAVED_OUTPUT, SAVED_SOFTMAX
 from ringformer.ops.simulated_devices import after
+from ringformer.ops.tokenwise.blockwise_feedforward import SAVED_HIDDEN
 
-REMAT = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(SAVED_OUTPUT, SAVED_SOFTMAX),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "none": jax.checkpoint_policies.everything_saveable,
+SAVED_FEEDFORWARD = "feedforward_output"
+"""`checkpoint_name` of the feed-forward's output, in families that normalise it."""
+
+_policies = jax.checkpoint_policies
+_OUTPUTS = SAVED_OUTPUT, SAVED_SOFTMAX, SAVED_FEEDFORWARD
+_PRODUCTS = _policies.save_only_these_names(*_OUTPUTS, SAVED_HIDDEN)
+REMAT: dict[Remat, Callable[..., Any]] = {
+    "full": _policies.nothing_saveable,
+    "attention": _policies.save_only_these_names(*_OUTPUTS),
+    "feedforward": _PRODUCTS,
+    "dots": _policies.save_from_both_policies(_policies.dots_with_no_batch_dims_saveable, _PRODUCTS),
+    "none": _policies.everything_saveable,
 }
-"""Policies that decide what a layer keeps for its backward, in order: only its input; its input, o and the softmax's m
-and l, so that the ring runs forward only once; its input and the matmul outputs; everything."""
+"""Policies that decide what a layer keeps for its backward, each more than the one before: its input; o and the
+softmax's m and l, so that the ring runs forward only once, and a feed-forward's output that a norm reads; the
+feed-forward's hidden products; the outputs of all other products; everything."""
 
 
 def scan_layers(
@@ -63,7 +73,7 @@ def _run(layer: Callable[..., Any], c: DecoderConfig, offload: Callable[..., Any
     return x, None if grouped else kept
 
 
-def _scan(layer: Callable[..., Any], remat: str, offload: Callable[..., Any] | None, x, layers, shared):
+def _scan(layer: Callable[..., Any], remat: Remat, offload: Callable[..., Any] | None, x, layers, shared):
     layer = jax.checkpoint(_begun_in_order(layer), policy=REMAT[remat], prevent_cse=False)
     layer = _recomputed_in_order(layer)
     if offload is not None:

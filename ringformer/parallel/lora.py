@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from ringformer.models.interface import ModelConfig
+from ringformer.ops.tokenwise.frozen_weight import FrozenWeight
 from ringformer.parallel.parameters import abstract_model, named, shard_weights, weight_shardings
 from ringformer.parallel.weight_sharding import WeightSharding
 
@@ -112,24 +113,29 @@ class Adapted(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaptedSharding:
-    """Sharding of an `Adapted` weight."""
+    """Sharding of an `Adapted` weight, or of a frozen weight without an adapter."""
 
     w: WeightSharding
-    a: WeightSharding
-    b: WeightSharding
+    a: WeightSharding | None
+    b: WeightSharding | None
     scale: float
 
     @property
-    def spec(self) -> Adapted:
+    def spec(self) -> Any:
         """Axes of each dimension of each array."""
+        if self.a is None or self.b is None:
+            return self.w.spec
         return Adapted(self.w.spec, self.a.spec, self.b.spec)
 
-    def gather(self, x: Adapted, dtype: DTypeLike) -> jax.Array:
-        """Gather the weight and its adapter, and return their sum in `dtype` (inside `shard_map`)."""
+    def gather(self, x: Any, dtype: DTypeLike) -> FrozenWeight:
+        """Gather the weight and its adapter: their sum in `dtype`, and the factors of what was added (inside
+        `shard_map`)."""
+        if self.a is None or self.b is None:
+            return FrozenWeight(lax.stop_gradient(self.w.gather(x, dtype).astype(dtype)))
         w = self.w.gather(x.w, dtype)
         a = self.a.gather(x.a, jnp.float32)
         b = self.b.gather(x.b, jnp.float32)
-        return merged(w.astype(dtype), a, b, self.scale)
+        return FrozenWeight(lax.stop_gradient(merged(w.astype(dtype), a, b, self.scale)), self.scale * a, b)
 
 
 def merged(w: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
@@ -177,8 +183,13 @@ class Lora:
 
     @cached_property
     def weights(self) -> dict[str, Any]:
-        """Shardings of the weights with their adapters."""
-        return combine(self.frozen, self.adapters, partial(AdaptedSharding, scale=self.config.scale))
+        """Shardings of the weights with their adapters. A projection without an adapter is known to be frozen, too."""
+        adapters: dict[str, Any] = {}
+        for part, weight, _ in PROJECTIONS.values():
+            adapter = self.adapters["layers"].get(part, {}).get(weight)
+            adapters.setdefault(part, {})[weight] = adapter or {"a": None, "b": None}
+        make = partial(AdaptedSharding, scale=self.config.scale)
+        return combine(self.frozen, {"layers": adapters}, make)
 
     def merge(self, weights: dict[str, Any], adapters: dict[str, Any]) -> dict[str, Any]:
         """Return the weights with the adapters added, on the mesh; the weights are donated."""

@@ -50,11 +50,17 @@ def test_what_a_step_executes():
         ("full", 2, (6, 12)),
         ("attention", 1, (4, 4)),
         ("attention", 2, (6, 8)),
-        ("dots", 1, (2, 8)),
+        ("dots", 1, (2, 4)),
     ):
         model = replace(MODEL, remat=remat, remat_group=group)
         expected = (4 + forward[0]) * weights * 4096 + (10 + forward[1]) * pairs
         assert executed_flops(model, 4096) == pytest.approx(expected), (remat, group)
+        frozen = executed_flops(model, 4096, frozen=True)
+        assert frozen == pytest.approx(expected - 2 * weights * 4096), (remat, group)
+    kept = executed_flops(replace(MODEL, remat="attention"), 4096) - executed_flops(
+        replace(MODEL, remat="feedforward"), 4096
+    )
+    assert kept == pytest.approx(2 * 32 * 3 * 4096 * 11008 * 4096)
 
 
 def test_the_conventions_differ_by_the_mask_and_by_the_logits_computed_again():

@@ -23,10 +23,13 @@ from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.workloads.training import MemorySettings, Workload, described
 from ringformer.hardware import GiB
-from ringformer.models.config_checks import OFFLOADABLE
+from ringformer.models.config_checks import OFFLOADABLE, Remat
 from ringformer.ops.layouts import VISIBLE, WINDOWED, Layout
 from ringformer.ops.ring import RingForm
 from ringformer.ops.work_list import default_chunk
+
+KEPT: list[tuple[Remat, bool]] = [*product(OFFLOADABLE, (False, True)), ("feedforward", False)]
+"""What layers may keep for their backward, and whether in host memory."""
 
 
 class Candidate(NamedTuple):
@@ -101,7 +104,7 @@ def _candidates_on(mesh: Workload) -> Iterator[Candidate]:
     """Yield the candidates on one mesh."""
     key_heads = mesh.model.num_kv_heads // mesh.mesh_shape[2]
     for form in _forms(mesh):
-        for remat, offload, kernel in product(OFFLOADABLE, (False, True), _kernels(form)):
+        for (remat, offload), kernel in product(KEPT, _kernels(form)):
             # Fetching ahead would take memory that the longest contexts need.
             config = replace(form.model, remat=remat, offload=offload, fetch_ahead=not offload, **kernel)
             workload = replace(form, model=config)

@@ -102,7 +102,8 @@ def computation_seconds(workload: Workload) -> float:
     model = workload.model
     target = workload.target
     each = workload.batch_size / target.num_devices  # a device's share of the work on one sequence
-    rest = (executed_flops(model, workload.seq_len) - executed_attention_flops(model, workload.seq_len)) * each
+    flops = executed_flops(model, workload.seq_len, frozen=workload.lora.rank > 0)
+    rest = (flops - executed_attention_flops(model, workload.seq_len)) * each
     share = efficiency(target.generation, model.kernel, model.head_dim)
     products = rest / (share.products * target.chip.flops(model.compute_dtype))
     return sum(attention_seconds(workload).values(), products)

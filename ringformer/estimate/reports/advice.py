@@ -8,6 +8,7 @@ from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.reports.time_report import mfu
 from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import GiB
+from ringformer.models.config_checks import OFFLOADABLE, Remat
 
 SLOW = 0.2
 """MFU, with causal attention halved, below which an estimate proposes a remedy."""
@@ -65,23 +66,27 @@ def _way(workload: Workload) -> str:
 
 
 def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
-    """Propose to keep the attention's outputs if they should fit, so that the ring runs forward only once."""
+    """Propose to keep more if it should fit: the feed-forward's products, or the attention's outputs, so that the ring
+    runs forward only once."""
     model = workload.model
     target = workload.target
-    if model.remat != "full" or model.remat_group > 1:
+    if model.remat not in OFFLOADABLE or model.remat_group > 1:
         return []
     above = estimate.peak_bytes / peak_bytes(workload)  # ratio of the compiler's bytes to the closed form's
-    for offload in dict.fromkeys((model.offload, True)):
+    kept: list[tuple[Remat, bool]] = [("feedforward", False)]
+    if model.remat == "full":
+        kept += [("attention", model.offload), ("attention", True)]
+    for remat, offload in kept:
         groups = 1 if offload else model.head_groups
-        other = replace(model, remat="attention", offload=offload, head_groups=groups)
+        other = replace(model, remat=remat, offload=offload, head_groups=groups)
         faster = replace(workload, model=other)
         peak = above * peak_bytes(faster)
         host = host_bytes(faster)
         if peak <= target.budget and host + state_bytes(faster) <= target.chip.host_bytes:
             ratio = computation_seconds(faster) / computation_seconds(workload)
-            settings = "remat=attention"
-            if offload and not model.offload:
-                settings += " with offload"
+            settings = f"remat={remat}"
+            if offload != model.offload:
+                settings += " with offload" if offload else " without offload"
             if groups != model.head_groups:
                 settings += f" and head_groups={groups}"
             held = f", {host / GiB:.1f} GiB of host memory" if offload else ""

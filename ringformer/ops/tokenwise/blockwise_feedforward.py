@@ -1,7 +1,8 @@
 """Feed-forward computed block by block along the local sequence (Blockwise Parallel Transformer, section 3).
 
 The [T, F] hidden activation never exists: the forward holds one chunk of it at a time; the backward recomputes each
-chunk from its input and sums the weights' gradients in float32 for any compute dtype.
+chunk from its input and sums the weights' gradients in float32 for any compute dtype. Where memory is to spare, the
+backward gets the hidden activation instead: two of its products are then not computed again.
 """
 
 from collections.abc import Callable
@@ -10,13 +11,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
 from ringformer.ops.derivative_guards import reverse_mode_only
+from ringformer.ops.tokenwise.frozen_weight import joined, product, without_frozen
 from ringformer.ops.tokenwise.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 ACTIVATIONS: dict[str, Callable[..., Any]] = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approximate=True)}
+SAVED_HIDDEN = "feedforward_hidden"
+"""`checkpoint_name` of the hidden products; a remat policy that saves them avoids computing them again."""
 
 
 def gated(
@@ -26,42 +31,80 @@ def gated(
 ) -> Float[Array, "B T D"]:
     """Compute `(activation(x w_gate) * (x w_up)) w_down` for (w_gate, w_up, w_down): SwiGLU, or GeGLU (Shazeer, GLU
     variants)."""
-    w_gate, w_up, w_down = weights
-    return (activation(x @ w_gate) * (x @ w_up)) @ w_down
+    return gated_output(weights, gated_hidden(weights, x), activation)
+
+
+def gated_hidden(weights: tuple[Any, Any, Any], x: Float[Array, "B T D"]) -> tuple[jax.Array, jax.Array]:
+    """Compute the two products `x w_gate` and `x w_up` [B, T, F] of `gated`."""
+    w_gate, w_up, _ = weights
+    return product(x, w_gate), product(x, w_up)
+
+
+def gated_output(
+    weights: tuple[Any, Any, Any], hidden: tuple[jax.Array, jax.Array], activation: Callable[..., Any] = jax.nn.silu
+) -> Float[Array, "B T D"]:
+    """Compute `gated` from the products of `gated_hidden`."""
+    gate, up = hidden
+    return product(activation(gate) * up, weights[2])
 
 
 def blockwise_feedforward(
-    function: Callable[..., Any], weights: PyTree[Float[Array, "..."]], x: Float[Array, "B T ..."], chunk: int
+    function: Callable[..., Any],
+    weights: PyTree[Float[Array, "..."]],
+    x: Float[Array, "B T ..."],
+    chunk: int,
+    *,
+    hidden: Callable[..., Any] | None = None,
 ) -> Float[Array, "B T ..."]:
     """Compute `function(weights, x)`, which must act on each token separately, `chunk` tokens of x at a time.
 
-    The last chunk may be shorter. Differentiable in weights and x by reverse mode, and by forward mode over reverse.
+    The last chunk may be shorter. Differentiable in weights and x by reverse mode, and by forward mode over reverse. Of
+    a `FrozenWeight` among the weights, only the factors get gradients.
+
+    Args:
+      hidden: first part of the computation, whose results [B, T, ...] are kept for the backward under the name
+        `SAVED_HIDDEN`: `function(weights, hidden(weights, x))` is computed. None: the backward recomputes all.
     """
     axes = varying_axes(weights, x)
     weights, x = reverse_mode_only(vary((weights, x), axes), "blockwise_feedforward")
-    return _blockwise(function, chunk, weights, x)
+    return _blockwise(function, hidden or _nothing, chunk, *without_frozen(weights), x)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _blockwise(function, chunk, weights, x):
-    return scan_tokens(lambda _, x: (None, function(weights, x)), None, x, chunk)[1]
+def _nothing(weights, x):
+    """Keep nothing but x."""
+    return x
 
 
-def _forward(function, chunk, weights, x):
-    return _blockwise(function, chunk, weights, x), (weights, x)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _blockwise(function, hidden, chunk, trained, frozen, x):
+    weights = joined(trained, frozen)
+    return scan_tokens(lambda _, x: (None, function(weights, hidden(weights, x))), None, x, chunk)[1]
 
 
-def _backward(function, chunk, residuals, dy):
-    weights, x = residuals
+def _forward(function, hidden, chunk, trained, frozen, x):
+    weights = joined(trained, frozen)
+
+    def compute_chunk(_, x):
+        kept = hidden(weights, x)
+        return None, (function(weights, kept), kept)
+
+    _, (y, kept) = scan_tokens(compute_chunk, None, x, chunk)
+    return y, (trained, frozen, x, checkpoint_name(kept, SAVED_HIDDEN))
+
+
+def _backward(function, hidden, chunk, residuals, dy):
+    trained, frozen, x, kept = residuals
 
     def add_chunk(total, tokens):
-        x, dy = tokens
-        dweights, dx = jax.vjp(function, weights, x)[1](dy)
-        return jax.tree.map(lambda t, d: t + d.astype(jnp.float32), total, dweights), dx
+        x, kept, dy = tokens
+        of_function, dkept = jax.vjp(lambda w, kept: function(joined(w, frozen), kept), trained, kept)[1](dy)
+        of_hidden, dx = jax.vjp(lambda w, x: hidden(joined(w, frozen), x), trained, x)[1](dkept)
+        add = partial(jax.tree.map, lambda t, d: t + d.astype(jnp.float32))
+        return add(add(total, of_function), of_hidden), dx
 
-    total = jax.tree.map(lambda w: vary_like(jnp.zeros(w.shape, jnp.float32), w), weights)
-    total, dx = scan_tokens(add_chunk, total, (x, dy), chunk)
-    return jax.tree.map(lambda w, t: t.astype(w.dtype), weights, total), dx
+    total = jax.tree.map(lambda w: vary_like(jnp.zeros(w.shape, jnp.float32), w), trained)
+    total, dx = scan_tokens(add_chunk, total, (x, kept, dy), chunk)
+    return jax.tree.map(lambda w, t: t.astype(w.dtype), trained, total), None, dx
 
 
 _blockwise.defvjp(_forward, _backward)
