@@ -29,7 +29,7 @@ from ringformer.ops.ring import RingForm
 from ringformer.ops.work_list import default_chunk
 
 KEPT: list[tuple[Remat, bool]] = [*product(OFFLOADABLE, (False, True)), ("feedforward", False)]
-"""What layers may keep for their backward, and whether in host memory."""
+"""Kinds of rematerialisation, each with whether host memory has what is kept."""
 
 
 class Candidate(NamedTuple):
