@@ -51,6 +51,7 @@ setup(
         "ringformer.evals.texts": ["*.bz2"],
         "ringformer.hardware": ["chips.toml"],
         "ringformer.ops.kernels": ["chunk_tables/*.json"],
+        "ringformer.train": ["config_keys.txt"],
     },
     cmdclass={"build_py": WithFolders},
     long_description=index_page(Path("README.md").read_text(encoding="utf-8"), os.environ.get("README_FILES", "")),

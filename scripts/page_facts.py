@@ -1,4 +1,5 @@
-"""Write counts and the status of the hardware into the pages, each from its one source.
+"""Write counts and the status of the hardware into the pages, and the config keys into the help of train, each from its
+one source.
 
     python scripts/page_facts.py [--check]
 
@@ -18,9 +19,14 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ringformer.cli.command_line import make_parsers
+from ringformer.cli.dataclass_flags import describe_fields
 from ringformer.cli.verbs import VERBS
 from ringformer.hardware import CHIPS, chip_of
+from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import FAMILIES
+from ringformer.ops.tokenwise.rope import RopeScaling
+from ringformer.runs.config import PARTS, Config
+from ringformer.train.commands import CONFIG_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -176,7 +182,7 @@ def with_status(text: str, page: str, measured: list[Measurement]) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Return the pages with counts or the status of the hardware, as they should be."""
+    """Return the files as they should be: pages with counts or the status of the hardware, and the config keys."""
     names = {*STATUS_PAGES, *(sentence.page for sentence in SENTENCES)}
     texts = {name: (ROOT / name).read_text() for name in sorted(names)}
     for sentence in SENTENCES:
@@ -184,7 +190,19 @@ def pages() -> dict[str, str]:
     measured = measurements()
     for page in STATUS_PAGES:
         texts[page] = with_status(texts[page], page, measured)
+    texts[f"ringformer/train/{CONFIG_KEYS}"] = config_keys()
     return texts
+
+
+def config_keys() -> str:
+    """Describe the keys of a config, each with its default; those of the model are LLaMA's."""
+    parts: dict[str, type] = {"": Config}
+    for name, cls in PARTS.items():
+        parts[f"{name}."] = cls
+    parts |= {"model.": DecoderConfig, "model.rope_scaling.": RopeScaling}
+    nested = ("model", *PARTS, "rope_scaling")
+    keys = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
+    return "\n".join(keys) + "\n"
 
 
 def main() -> int:

@@ -15,6 +15,9 @@ from ringformer.processes.flags import add_distributed_flags, member_of
 if TYPE_CHECKING:
     from ringformer.processes.supervisor import Supervisor
 
+CONFIG_KEYS = "config_keys.txt"
+"""File of this folder with the help of every config key. scripts/page_facts.py writes it: reading the keys from their
+classes would import JAX, for which a help would take a second."""
 EXIT_CODES = """exit codes:
   0    the run is finished
   1    the run failed: disk full, loss not finite, ...
@@ -31,7 +34,7 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         "Train a model. A run_dir that holds checkpoints is resumed; a config with stages continues with the stage "
         "that was interrupted. Every key of the config is a flag, --config.KEY=VALUE, listed below."
     )
-    parser.set_defaults(overrides=[], more_help=_config_keys)
+    parser.set_defaults(overrides=[], more_help=_more_help)
     parser.add_argument("--config", metavar="FILE", required=True, help="the config file, e.g. configs/quickstart.py")
     parser.add_argument("--stage", type=int, help="train only this stage of a config with stages (1 is the first)")
     allowed = "continue a run although these keys of its config changed; stage-2: begin that stage anew"
@@ -130,25 +133,8 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     return 0
 
 
-def _config_keys() -> str:
-    """Describe the keys of a config with their defaults; the keys of the model are LLaMA's. Without the extra `train`,
-    which has the configs' library, say how to install it."""
-    from ringformer.cli.dataclass_flags import describe_fields
-    from ringformer.models.decoder_config import DecoderConfig
-    from ringformer.ops.tokenwise.rope import RopeScaling
-
-    try:
-        from ringformer.runs.config import PARTS, Config
-    except ModuleNotFoundError as error:
-        missing = f"config keys: {error.name}, which lists them, is not installed: pip install 'ringformer[train]'"
-        return f"{EXIT_CODES}\n\n{missing}"
-
-    parts: dict[str, type] = {"": Config}
-    for name, cls in PARTS.items():
-        parts[f"{name}."] = cls
-    parts |= {"model.": DecoderConfig, "model.rope_scaling.": RopeScaling}
-    nested = ("model", *PARTS, "rope_scaling")
-    keys = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
-    return "\n".join(
-        [EXIT_CODES, "", "config keys, with the defaults that apply where neither config nor preset sets them:", *keys]
-    )
+def _more_help() -> str:
+    """Return the exit codes, and the keys of a config with their defaults; the keys of the model are LLaMA's."""
+    keys = Path(__file__).with_name(CONFIG_KEYS).read_text()
+    heading = "config keys, with the defaults that apply where neither config nor preset sets them:"
+    return f"{EXIT_CODES}\n\n{heading}\n{keys.rstrip()}"
