@@ -23,14 +23,14 @@ PAIR_LOGITS_AGAIN = 2
 """FLOPs per pair of a query and a key, for each head and each feature of the head."""
 
 
-def model_flops_per_token(config: DecoderConfig, seq_len: int, *, causal: bool = False) -> float:
+def model_flops_per_token(config: DecoderConfig, seq_len: int, *, causal: bool = False, frozen: bool = False) -> float:
     """Training FLOPs per token by the convention of MFU, `6 N + 12 L H d T` (PaLM, appendix B).
 
     These are the FLOPs that the mathematics needs: recomputation does not count. Attention counts all pairs; with
     `causal`, it counts 6 L H d T, only the pairs that a causal mask leaves. With a window, T is the window, less what
-    the first queries lack.
+    the first queries lack. Weights that are frozen, beside adapters, count 4 N: they have no gradient.
     """
-    weights = (WEIGHT_FORWARD + WEIGHT_BACKWARD) * working_params(config)
+    weights = (WEIGHT_FORWARD + (WEIGHT_FORWARD if frozen else WEIGHT_BACKWARD)) * working_params(config)
     pairs = visible_keys(config, seq_len) if causal else _mean(config, lambda w: min(w or seq_len, seq_len))
     return float(weights + (PAIR_FORWARD + PAIR_BACKWARD) * _pair_features(config) * pairs)
 

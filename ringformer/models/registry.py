@@ -158,8 +158,14 @@ def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
     config.check_mesh(mesh)
 
 
-def flops_per_token(config: ModelConfig, seq_len: int) -> float | None:
-    """Training FLOPs per token at a sequence length; None if the family has no closed form."""
+def flops_per_token(config: ModelConfig, seq_len: int, *, frozen: bool = False) -> float | None:
+    """Training FLOPs per token at a sequence length; None if the family has no closed form.
+
+    Args:
+      frozen: True if adapters train instead of a decoder's weights, which then have no gradients.
+    """
+    if frozen and isinstance(config, DecoderConfig):
+        return model_flops_per_token(config, seq_len, frozen=True)
     closed_form = family_with(type(config)).flops_per_token
     return closed_form(config, seq_len) if closed_form else None
 

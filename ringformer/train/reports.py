@@ -55,7 +55,7 @@ class StepReports:
         self._everywhere = NamedSharding(mesh, P())
         self._tokens = config.batch_size * config.seq_len
         chip = chip_of(mesh.devices.flat[0].device_kind)
-        flops = flops_per_token(config.model, config.seq_len)
+        flops = flops_per_token(config.model, config.seq_len, frozen=config.lora.rank > 0)
         self._mfu_per_rate: float | None = None
         if chip and flops:
             self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size)

@@ -10,6 +10,7 @@ import pytest
 from ringformer.estimate.compiled.program_text import Program
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.flops import executed_attention_flops, executed_flops, model_flops_per_token, working_params
+from ringformer.models.registry import flops_per_token
 
 MODEL = LlamaConfig(**preset("llama_7b"), remat="none")
 
@@ -18,6 +19,14 @@ def test_the_convention_of_mfu():
     """6 N + 12 L H d T with N without the input embedding."""
     N = 6.738e9 - 32000 * 4096
     assert model_flops_per_token(MODEL, 2048) == pytest.approx(6 * N + 12 * 32 * 4096 * 2048, rel=1e-3)
+
+
+def test_frozen_weights_count_no_gradient():
+    """4 N instead of 6 N; attention counts as before."""
+    N = 6.738e9 - 32000 * 4096
+    saved = model_flops_per_token(MODEL, 2048) - model_flops_per_token(MODEL, 2048, frozen=True)
+    assert saved == pytest.approx(2 * N, rel=1e-3)
+    assert flops_per_token(MODEL, 2048, frozen=True) == model_flops_per_token(MODEL, 2048, frozen=True)
 
 
 def test_a_causal_mask_leaves_half_of_attention():

@@ -1,5 +1,6 @@
 """Reports on the seconds of a step: the sum, its bounds and sources, MFU, and seconds by purpose."""
 
+from functools import partial
 from typing import Any
 
 from ringformer.estimate.closed_forms.training import StepTime, computation_time, step_time
@@ -85,14 +86,15 @@ def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
 
     "causal" counts the half of attention that the mask leaves; "palm" counts all of it, as most papers do (PaLM,
     appendix B). At long contexts they differ by a factor of almost 2. Both are relative to the peak of the compute
-    dtype.
+    dtype, and count no gradients of frozen weights.
     """
     if not workload.has_closed_forms:
         return {}
     target = workload.target
     rate = time.tokens_per_second / (target.num_devices * target.chip.flops(workload.model.compute_dtype))
-    causal = model_flops_per_token(workload.model, workload.seq_len, causal=True)
-    whole = model_flops_per_token(workload.model, workload.seq_len, causal=False)
+    flops = partial(model_flops_per_token, workload.model, workload.seq_len, frozen=workload.lora.rank > 0)
+    causal = flops(causal=True)
+    whole = flops(causal=False)
     return {"causal": rate * causal, "palm": rate * whole}
 
 
@@ -129,6 +131,8 @@ def seconds_text(workload: Workload, estimate: Estimate, time: StepTime, by_docu
             f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} without (PaLM's "
             "convention)"
         )
+        if workload.lora.rank:
+            speed += "; frozen weights count no gradient"
     lines = [
         f"{_modelled(time, by_documents)}, from the batch on the devices to the updated state:",
         f"    {seconds_of(time.compute)} of computation, {time.exposed:,.3g} s of communication that the schedule "
