@@ -9,9 +9,9 @@ from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.tokenwise.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
-CHUNK = 1024
-"""Tokens of a sequence per chunk: their gradients are converted to float32 and sorted by the compiler's scatter
-together."""
+CHUNK = 8192
+"""Tokens of all sequences per chunk: their gradients are converted to float32 and sorted by the compiler's scatter
+together. Each chunk reads and writes the gradient of the whole table."""
 
 
 def embed(table: Float[Array, "V D"], tokens: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
@@ -36,7 +36,8 @@ def _backward(residuals, dx):
         return total.at[tokens].add(dx.astype(jnp.float32)), None
 
     total = vary_like(jnp.zeros(table.shape, jnp.float32), table)
-    return scan_tokens(add_chunk, total, (tokens, dx), CHUNK)[0].astype(table.dtype), None
+    of_each_sequence = max(1, CHUNK // len(tokens))
+    return scan_tokens(add_chunk, total, (tokens, dx), of_each_sequence)[0].astype(table.dtype), None
 
 
 _embed.defvjp(_forward, _backward)

@@ -21,8 +21,16 @@ def test_embedding_gradient_is_summed_in_float32():
 
 def test_embedding_gradients_go_to_their_own_rows():
     """More tokens than one chunk, not a multiple of it, of several sequences."""
-    tokens = jnp.asarray(np.random.default_rng(3).integers(0, V, (B, CHUNK + 37)), jnp.int32)
+    tokens = jnp.asarray(np.random.default_rng(3).integers(0, V, (B, CHUNK // B + 37)), jnp.int32)
     table = jnp.asarray(normal(0, V, D))
     actual = random_vjp(lambda t: embed(t, tokens), table)
     expected = random_vjp(lambda t: jax.nn.one_hot(tokens, V) @ t, table)
     assert_close(dict(zip(("y", "dtable"), actual, strict=True)), dict(zip(("y", "dtable"), expected, strict=True)))
+
+
+def test_the_gradient_of_the_table_is_rewritten_once_per_chunk():
+    """16,384 tokens of two sequences: twice."""
+    table = jax.ShapeDtypeStruct((V, D), jnp.float32)
+    tokens = jax.ShapeDtypeStruct((B, CHUNK), jnp.int32)
+    program = str(jax.make_jaxpr(jax.grad(lambda table, tokens: embed(table, tokens).sum()))(table, tokens))
+    assert program.count("scatter-add") == 1 and program.count(" scan[") == 1 and "length=2" in program
