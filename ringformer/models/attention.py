@@ -23,7 +23,7 @@ from ringformer.models.placement import Placement
 from ringformer.models.rms_norm import RMSNorm, normed, rms_norm
 from ringformer.models.share_products import columns_product, rows_product
 from ringformer.models.tensor_parallel import enter_tp, leave_tp
-from ringformer.ops.tokenwise.frozen_weight import FrozenWeight, in_dtype, of_outputs, product
+from ringformer.ops.tokenwise.layer_weight import LayerWeight, in_dtype, of_inputs, of_outputs, product
 
 OF_KEY_HEADS = ("wk", "wv", "bk", "bv", "k_norm")
 """Parameters of an `Attention` that have the key heads."""
@@ -38,10 +38,10 @@ class Attention(nnx.Module):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        self.wq: nnx.Param[Any] = normal(config, rngs, "DHd")
-        self.wk: nnx.Param[Any] = normal(config, rngs, "DKd")
-        self.wv: nnx.Param[Any] = normal(config, rngs, "DKd")
-        self.wo: nnx.Param[Any] = normal(config, rngs, "HdD")
+        self.wq: nnx.Param[Any] = normal(config, rngs, "DHd", of_product=True)
+        self.wk: nnx.Param[Any] = normal(config, rngs, "DKd", of_product=True)
+        self.wv: nnx.Param[Any] = normal(config, rngs, "DKd", of_product=True)
+        self.wo: nnx.Param[Any] = normal(config, rngs, "HdD", of_product=True)
         if config.PARTS.bias:
             self.bq: nnx.Param[Any] = self._constant("Hd", 0)
             self.bk: nnx.Param[Any] = self._constant("Kd", 0)
@@ -82,10 +82,8 @@ class Attention(nnx.Module):
             of_heads = jax.checkpoint(of_heads, policy=REMAT["attention"], prevent_cse=False)
             groups = {name: _in_groups(w, c.head_groups) for name, w in weights.items()}
             _, (o, kept) = lax.scan(lambda _, group: (None, of_heads(group)), None, groups)
-            if isinstance(wo, FrozenWeight):
-                y = product(rearrange(o, "g b t h d -> b t (g h) d"), wo, 2)
-            else:
-                y = jnp.einsum("gbthd,ghdD->btD", o, rearrange(wo, "(g h) d D -> g h d D", g=c.head_groups))
+            grouped = of_inputs(lambda w: rearrange(w, "(g h) d D -> g h d D", g=c.head_groups), wo)
+            y = product(rearrange(o, "g b t h d -> b t g h d"), grouped, 3)
         return leave_tp(y, axes), kept
 
     def decode(
@@ -159,7 +157,7 @@ class Attention(nnx.Module):
 def _in_groups(weight: Any, groups: int) -> Any:
     """Return a parameter that each head has a part of, by groups of heads: [groups, *inputs, heads of a group, d]."""
     grouped = of_outputs(lambda w: rearrange(w, "... (g h) d -> g ... h d", g=groups), weight)
-    if isinstance(grouped, FrozenWeight) and grouped.a is not None:
+    if isinstance(grouped, LayerWeight) and grouped.a is not None:
         return grouped._replace(a=jnp.broadcast_to(grouped.a, (groups, *grouped.a.shape)))
     return grouped
 

@@ -21,7 +21,7 @@ from ringformer.ops.tokenwise.blockwise_feedforward import (
     gated_hidden,
     gated_output,
 )
-from ringformer.ops.tokenwise.frozen_weight import in_dtype
+from ringformer.ops.tokenwise.layer_weight import in_dtype
 
 
 class FeedForward(nnx.Module):
@@ -29,9 +29,9 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
-        self.w_gate: nnx.Param[Any] = normal(config, rngs, "DF")
-        self.w_up: nnx.Param[Any] = normal(config, rngs, "DF")
-        self.w_down: nnx.Param[Any] = normal(config, rngs, "FD")
+        self.w_gate: nnx.Param[Any] = normal(config, rngs, "DF", of_product=True)
+        self.w_up: nnx.Param[Any] = normal(config, rngs, "DF", of_product=True)
+        self.w_down: nnx.Param[Any] = normal(config, rngs, "FD", of_product=True)
 
     def __call__(self, x: Float[Array, "B t D"], norm: RMSNorm | None, axes: Axes) -> Float[Array, "B t D"]:
         """Compute many tokens. The norm and the feed-forward run chunk by chunk (the paper's blockwise feed-forward).

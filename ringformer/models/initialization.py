@@ -9,8 +9,13 @@ from flax import nnx
 from ringformer.models.decoder_config import DecoderConfig
 
 
-def normal(config: DecoderConfig, rngs: nnx.Rngs, letters: str) -> nnx.Param[Any]:
-    """Draw a float32 parameter of the shape spelled by its letters, normal with the config's standard deviation."""
+def normal(config: DecoderConfig, rngs: nnx.Rngs, letters: str, *, of_product: bool = False) -> nnx.Param[Any]:
+    """Draw a float32 parameter of the shape spelled by its letters, normal with the config's standard deviation.
+
+    Args:
+      of_product: the layer multiplies by it with `product`, which takes a `LayerWeight`.
+    """
     sizes = config.sizes
     shape = tuple(sizes[letter] for letter in letters)
-    return nnx.Param(config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32), letters=letters)
+    drawn = config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)
+    return nnx.Param(drawn, letters=letters, of_product=of_product)

@@ -8,6 +8,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
 
+from ringformer.ops.varying_axes import vary_like
+
 GATHER = "gather_weight"
 SCATTER = "scatter_gradient"
 """Name scopes of the two collectives, which distinguish them in a compiled program."""
@@ -45,3 +47,23 @@ def _backward(axes, dim, size, dtype, _, dw):
 
 
 gather_weight.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def stand_in(w: Float32[Array, "..."], axes: tuple[str, ...], dim: int, size: int) -> Float32[Array, "..."]:
+    """Return zeros in the place of the gathered weight. Their gradient, in float32, becomes that of the shards, as the
+    gradient of `gather_weight` does; arguments are as there."""
+    shape = list(w.shape)
+    shape[dim] = size
+    return vary_like(jnp.zeros(shape, jnp.float32), w)
+
+
+def _stand_in_forward(w, axes, dim, size):
+    return stand_in(w, axes, dim, size), None
+
+
+def _stand_in_backward(axes, dim, size, _, dw):
+    return _backward(axes, dim, size, None, None, dw)
+
+
+stand_in.defvjp(_stand_in_forward, _stand_in_backward)

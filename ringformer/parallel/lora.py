@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from ringformer.models.interface import ModelConfig
-from ringformer.ops.tokenwise.frozen_weight import FrozenWeight
+from ringformer.ops.tokenwise.layer_weight import LayerWeight
 from ringformer.parallel.parameters import abstract_model, named, shard_weights, weight_shardings
 from ringformer.parallel.weight_sharding import WeightSharding
 
@@ -127,15 +127,16 @@ class AdaptedSharding:
             return self.w.spec
         return Adapted(self.w.spec, self.a.spec, self.b.spec)
 
-    def gather(self, x: Any, dtype: DTypeLike) -> FrozenWeight:
+    def for_layer(self, x: Any, dtype: DTypeLike) -> LayerWeight:
         """Gather the weight and its adapter: their sum in `dtype`, and the factors of what was added (inside
         `shard_map`)."""
         if self.a is None or self.b is None:
-            return FrozenWeight(lax.stop_gradient(self.w.gather(x, dtype).astype(dtype)))
+            return LayerWeight(lax.stop_gradient(self.w.gather(x, dtype).astype(dtype)))
         w = self.w.gather(x.w, dtype)
         a = self.a.gather(x.a, jnp.float32)
         b = self.b.gather(x.b, jnp.float32)
-        return FrozenWeight(lax.stop_gradient(merged(w.astype(dtype), a, b, self.scale)), self.scale * a, b)
+        both = lax.stop_gradient(merged(w.astype(dtype), a, b, self.scale))
+        return LayerWeight(both, None, self.scale * a, b)
 
 
 def merged(w: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:

@@ -1,5 +1,7 @@
 """Parameters of a model, described without arrays: their shapes, and trees of their shardings over the mesh."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,9 +16,17 @@ from ringformer.parallel.weight_sharding import shard_weight
 
 def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef[Any], dict[str, Any], dict[str, Any]]:
     """Return `(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
-    definition, state = nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))
-    letters = jax.tree.map(_letters, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
-    return definition, nnx.to_pure_dict(state), nnx.to_pure_dict(letters)
+    definition, state = _abstract_state(config)
+    return definition, nnx.to_pure_dict(state), _of_each(_letters, state)
+
+
+def _abstract_state(config: ModelConfig) -> tuple[nnx.GraphDef[Any], Any]:
+    return nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))
+
+
+def _of_each(function: Callable[[nnx.Variable[Any]], Any], state: Any) -> dict[str, Any]:
+    """Return a tree with what a function says of each parameter."""
+    return nnx.to_pure_dict(jax.tree.map(function, state, is_leaf=lambda x: isinstance(x, nnx.Variable)))
 
 
 def _letters(parameter: nnx.Variable[Any]) -> str:
@@ -31,8 +41,10 @@ def _letters(parameter: nnx.Variable[Any]) -> str:
 
 def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
     """Return a tree with a `WeightSharding` for each parameter."""
-    _, shapes, letters = abstract_model(config)
-    return shard_weights(shapes, letters, mesh)
+    _, state = _abstract_state(config)
+    shardings = shard_weights(nnx.to_pure_dict(state), _of_each(_letters, state), mesh)
+    of_products = _of_each(lambda x: x.get_metadata().get("of_product", False), state)
+    return jax.tree.map(lambda sharding, x: replace(sharding, of_product=x), shardings, of_products)
 
 
 def shard_weights(shapes: dict[str, Any], letters: dict[str, Any], mesh: Mesh) -> dict[str, Any]:

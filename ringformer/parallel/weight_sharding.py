@@ -13,11 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from ringformer.parallel.gather_weight import gather_weight
+from ringformer.ops.tokenwise.layer_weight import LayerWeight
+from ringformer.parallel.gather_weight import gather_weight, stand_in
 
 TENSOR_PARALLEL = "HKF"
 """Shape letters that tp shards."""
@@ -32,6 +34,7 @@ class WeightSharding:
     zero_dim: int | None
     zero_axes: tuple[str, ...]
     shards: int  # over zero_axes
+    of_product: bool = False  # a layer uses it as a `LayerWeight`
 
     @property
     def spec(self) -> P:
@@ -61,6 +64,15 @@ class WeightSharding:
         if self.zero_dim is None:
             return w
         return gather_weight(w, self.zero_axes, self.zero_dim, self.shape[self.zero_dim], dtype)
+
+    def for_layer(self, w: jax.Array, dtype: DTypeLike) -> jax.Array | LayerWeight:
+        """Gather the weight as a layer uses it: its gradient is float32 if it is that of products."""
+        if not self.of_product:
+            return self.gather(w, dtype)
+        gathered = lax.stop_gradient(self.gather(w, dtype)).astype(dtype)
+        if self.zero_dim is None:
+            return LayerWeight(gathered, w)
+        return LayerWeight(gathered, stand_in(w, self.zero_axes, self.zero_dim, self.shape[self.zero_dim]))
 
 
 def shard_weight(letters: str, shape: tuple[int, ...], mesh: Mesh) -> WeightSharding:

@@ -172,7 +172,7 @@ def _per_device(config, weights, mesh, rings=1):
     weights."""
 
     def gather(name, shards):
-        return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)
+        return jax.tree.map(lambda w, x: w.for_layer(x, config.compute_dtype), weights[name], shards)
 
     definition, _, _ = abstract_model(config)
     tp = "tp" if mesh.shape["tp"] > 1 else None

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.tokenwise.frozen_weight import joined, product, without_frozen
+from ringformer.ops.tokenwise.layer_weight import join_weights, product, split_weights
 from ringformer.ops.tokenwise.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
@@ -25,12 +25,13 @@ SAVED_HIDDEN = "feedforward_hidden"
 
 
 def gated(
-    weights: tuple[Float[Array, "D F"], Float[Array, "D F"], Float[Array, "F D"]],
-    x: Float[Array, "B T D"],
-    activation: Callable[..., Any] = jax.nn.silu,
+    weights: tuple[Any, Any, Any], x: Float[Array, "B T D"], activation: Callable[..., Any] = jax.nn.silu
 ) -> Float[Array, "B T D"]:
-    """Compute `(activation(x w_gate) * (x w_up)) w_down` for (w_gate, w_up, w_down): SwiGLU, or GeGLU (Shazeer, GLU
-    variants)."""
+    """Compute `(activation(x w_gate) * (x w_up)) w_down`: SwiGLU, or GeGLU (Shazeer, GLU variants).
+
+    Args:
+      weights: w_gate [D, F], w_up [D, F] and w_down [F, D], each an array or a `LayerWeight`.
+    """
     return gated_output(weights, gated_hidden(weights, x), activation)
 
 
@@ -59,7 +60,7 @@ def blockwise_feedforward(
     """Compute `function(weights, x)`, which must act on each token separately, `chunk` tokens of x at a time.
 
     The last chunk may be shorter. Differentiable in weights and x by reverse mode, and by forward mode over reverse. Of
-    a `FrozenWeight` among the weights, only the factors get gradients.
+    a `LayerWeight` among the weights, w gets no gradient.
 
     Args:
       hidden: first part of the computation, whose results [B, T, ...] are kept for the backward under the name
@@ -67,7 +68,7 @@ def blockwise_feedforward(
     """
     axes = varying_axes(weights, x)
     weights, x = reverse_mode_only(vary((weights, x), axes), "blockwise_feedforward")
-    return _blockwise(function, hidden or _nothing, chunk, *without_frozen(weights), x)
+    return _blockwise(function, hidden or _nothing, chunk, *split_weights(weights), x)
 
 
 def _nothing(weights, x):
@@ -77,12 +78,12 @@ def _nothing(weights, x):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _blockwise(function, hidden, chunk, trained, frozen, x):
-    weights = joined(trained, frozen)
+    weights = join_weights(trained, frozen)
     return scan_tokens(lambda _, x: (None, function(weights, hidden(weights, x))), None, x, chunk)[1]
 
 
 def _forward(function, hidden, chunk, trained, frozen, x):
-    weights = joined(trained, frozen)
+    weights = join_weights(trained, frozen)
 
     def compute_chunk(_, x):
         kept = hidden(weights, x)
@@ -97,8 +98,8 @@ def _backward(function, hidden, chunk, residuals, dy):
 
     def add_chunk(total, tokens):
         x, kept, dy = tokens
-        of_function, dkept = jax.vjp(lambda w, kept: function(joined(w, frozen), kept), trained, kept)[1](dy)
-        of_hidden, dx = jax.vjp(lambda w, x: hidden(joined(w, frozen), x), trained, x)[1](dkept)
+        of_function, dkept = jax.vjp(lambda w, kept: function(join_weights(w, frozen), kept), trained, kept)[1](dy)
+        of_hidden, dx = jax.vjp(lambda w, x: hidden(join_weights(w, frozen), x), trained, x)[1](dkept)
         add = partial(jax.tree.map, lambda t, d: t + d.astype(jnp.float32))
         return add(add(total, of_function), of_hidden), dx
 
