@@ -221,7 +221,7 @@ def test_a_wheel_ships_the_configs_and_the_scripts_that_need_no_clone(wheel):
     scripts = {f"ringformer/scripts/{name}" for name in parts}
     chunks = {f"ringformer/ops/kernels/chunk_tables/{path.name}" for path in TABLES.glob("*.json")}
     assert len(configs) >= 8 and chunks
-    data = {"py.typed", "hardware/chips.toml", "evals/texts/moby_dick.txt.bz2"}
+    data = {"py.typed", "hardware/chips.toml", "evals/texts/moby_dick.txt.bz2", "train/config_keys.txt"}
     assert names == modules | configs | scripts | chunks | {f"ringformer/{name}" for name in data}
 
 
