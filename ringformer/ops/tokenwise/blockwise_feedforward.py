@@ -68,21 +68,23 @@ def blockwise_feedforward(
     """
     axes = varying_axes(weights, x)
     weights, x = reverse_mode_only(vary((weights, x), axes), "blockwise_feedforward")
-    return _blockwise(function, hidden or _nothing, chunk, *split_weights(weights), x)
-
-
-def _nothing(weights, x):
-    """Keep nothing but x."""
-    return x
+    return _blockwise(function, hidden, chunk, *split_weights(weights), x)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _blockwise(function, hidden, chunk, trained, frozen, x):
     weights = join_weights(trained, frozen)
-    return scan_tokens(lambda _, x: (None, function(weights, hidden(weights, x))), None, x, chunk)[1]
+
+    def compute_chunk(_, x):
+        kept = x if hidden is None else hidden(weights, x)
+        return None, function(weights, kept)
+
+    return scan_tokens(compute_chunk, None, x, chunk)[1]
 
 
 def _forward(function, hidden, chunk, trained, frozen, x):
+    if hidden is None:
+        return _blockwise(function, hidden, chunk, trained, frozen, x), (trained, frozen, x, x)
     weights = join_weights(trained, frozen)
 
     def compute_chunk(_, x):
@@ -95,13 +97,16 @@ def _forward(function, hidden, chunk, trained, frozen, x):
 
 def _backward(function, hidden, chunk, residuals, dy):
     trained, frozen, x, kept = residuals
+    add = partial(jax.tree.map, lambda t, d: t + d.astype(jnp.float32))
 
     def add_chunk(total, tokens):
         x, kept, dy = tokens
-        of_function, dkept = jax.vjp(lambda w, kept: function(join_weights(w, frozen), kept), trained, kept)[1](dy)
-        of_hidden, dx = jax.vjp(lambda w, x: hidden(join_weights(w, frozen), x), trained, x)[1](dkept)
-        add = partial(jax.tree.map, lambda t, d: t + d.astype(jnp.float32))
-        return add(add(total, of_function), of_hidden), dx
+        dweights, dx = jax.vjp(lambda w, kept: function(join_weights(w, frozen), kept), trained, kept)[1](dy)
+        total = add(total, dweights)
+        if hidden is not None:
+            dweights, dx = jax.vjp(lambda w, x: hidden(join_weights(w, frozen), x), trained, x)[1](dx)
+            total = add(total, dweights)
+        return total, dx
 
     total = jax.tree.map(lambda w: vary_like(jnp.zeros(w.shape, jnp.float32), w), trained)
     total, dx = scan_tokens(add_chunk, total, (x, kept, dy), chunk)
