@@ -56,6 +56,17 @@ def test_the_wrapper_of_mistral_holds_two_families():
         from_hf_config(other)
 
 
+def test_yarn_has_parameters_that_are_no_numbers():
+    """truncate, as gpt-oss has it, and finetuned, as YaRN's own checkpoints have it; a number is none of them."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "finetuned": True}
+    config = from_hf_config(described("llama", rope_parameters=yarn | {"truncate": False}))
+    assert config.rope_scaling == RopeScaling("yarn", factor=8.0, original_max_position=64, truncate=False)
+    with pytest.raises(ValueError, match="rope_scaling.truncate=0.5 must be true or false"):
+        from_hf_config(described("llama", rope_parameters=yarn | {"truncate": 0.5}))
+    with pytest.raises(ValueError, match="config.json has factor=True, must be a number that a float can hold"):
+        from_hf_config(described("llama", rope_parameters=yarn | {"factor": True}))
+
+
 def test_a_wrapped_mistral_comes_and_goes_back(tmp_path):
     theirs = tmp_path / "theirs"
     save_tiny("mistral", theirs, num_hidden_layers=2, sliding_window=None)

@@ -11,6 +11,8 @@ from ringformer.settings import is_number
 ROPE_TYPES: dict[str, Any] = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
 """Kind of a `RopeScaling` for each rope type of a config.json."""
 
+FLAGS = ("truncate", "finetuned")
+"""Parameters of a rope type that are true or false."""
 NEEDED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "yarn": ("factor",),
@@ -75,7 +77,8 @@ def read_rope(
             f"config.json has rope type {rope_type!r}{where}: only {', '.join(ROPE_TYPES)} can be converted"
         )
     rope_type = ROPE_TYPES[rope_type]
-    check_numbers({"rope_theta": theta} | parameters)
+    numbers = {name: value for name, value in parameters.items() if name not in FLAGS}
+    check_numbers({"rope_theta": theta} | numbers)
     if theta <= 0:
         raise ValueError(f"config.json has rope_theta={theta!r}{where}, must be positive")
     if rope_type == "yarn" and "factor" in named and named["factor"] is None:
