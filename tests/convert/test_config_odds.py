@@ -61,9 +61,9 @@ def test_yarn_has_parameters_that_are_no_numbers():
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "finetuned": True}
     config = from_hf_config(described("llama", rope_parameters=yarn | {"truncate": False}))
     assert config.rope_scaling == RopeScaling("yarn", factor=8.0, original_max_position=64, truncate=False)
-    with pytest.raises(ValueError, match="rope_scaling.truncate=0.5 must be true or false"):
+    with pytest.raises(ValueError, match=r"rope_scaling\.truncate=0\.5 must be true or false"):
         from_hf_config(described("llama", rope_parameters=yarn | {"truncate": 0.5}))
-    with pytest.raises(ValueError, match="config.json has factor=True, must be a number that a float can hold"):
+    with pytest.raises(ValueError, match=r"config\.json has factor=True, must be a number that a float can hold"):
         from_hf_config(described("llama", rope_parameters=yarn | {"factor": True}))
 
 
