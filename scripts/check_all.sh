@@ -73,7 +73,10 @@ for part in "${parts[@]}"; do
     case "$part" in
         schemas | package | docs) "$part" ;;
         oldest) suite oldest "$oldest" ;;
-        newest) suite newest "$(found 3.12 NEWEST "${NEWEST:-}" python3.12 python3)" ;;
+        newest)
+            newest=$(found 3.12 NEWEST "${NEWEST:-}" python3.12 python3) # apart, so that it ends the script if there is none
+            suite newest "$newest"
+            ;;
         *) echo "check_all.sh: unknown part $part; the parts are schemas, package, docs, oldest and newest" >&2 && exit 2 ;;
     esac
 done
