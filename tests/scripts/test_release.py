@@ -95,3 +95,16 @@ def test_a_tag_is_released_by_the_same_command():
     assert '- run: bash scripts/release.sh "$GITHUB_REF_NAME"' in build
     (folder,) = re.findall(r"path: (build/.*)/", build)
     assert f"work=$PWD/{folder.removesuffix('/dist')}\n" in (ROOT / "scripts" / "release.sh").read_text()
+
+
+def test_a_check_on_a_python_that_is_not_there_fails(tmp_path):
+    """It names the variable, and runs no suite on another one. Here every Python is 3.11."""
+    for name in ("python3", "python3.11", "python3.12"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho 3.11\n")
+        program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = ["bash", "scripts/check_all.sh", "newest"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "check_all.sh: Python 3.12 not found; set NEWEST=/path/to/python3.12\n"
