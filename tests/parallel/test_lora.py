@@ -68,7 +68,7 @@ def alone():
 
 MIXTURES = [
     ("1,1,1,8", {}, 1),
-    ("1,2,2,2", {"remat": "attention", "layout": "striped"}, 2),
+    ("1,2,2,2", {"remat": "feedforward", "layout": "striped"}, 2),
     ("1,2,1,4", {"remat_group": 2, "head_groups": 2, "offload": True}, 1),
     pytest.param("1,1,2,4", {"ulysses": 2, "remat": "dots"}, 2, marks=pytest.mark.slow),
     pytest.param("1,2,4,1", {}, 1, marks=pytest.mark.slow),

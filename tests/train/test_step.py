@@ -82,7 +82,7 @@ def one_device():
 MIXTURES = [
     ("1,1,1,8", {}, 1),
     pytest.param("2,2,2,1", {"remat_group": 2}, 1, marks=pytest.mark.slow),
-    ("1,2,2,2", {"layout": "striped", "remat": "attention"}, 2),
+    ("1,2,2,2", {"layout": "striped", "remat": "feedforward"}, 2),
     pytest.param("2,1,1,4", {"layout": "contiguous", "remat": "dots"}, 2, marks=pytest.mark.slow),
     pytest.param("1,1,2,4", {"remat": "attention"}, 4, marks=pytest.mark.slow),
     pytest.param("1,2,4,1", {}, 1, marks=pytest.mark.slow),
