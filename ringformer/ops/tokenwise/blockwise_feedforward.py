@@ -15,7 +15,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.tokenwise.layer_weight import join_weights, product, split_weights
+from ringformer.ops.tokenwise.layer_weight import (
+    join_weights,
+    product,
+    split_weights,
+    with_stand_ins,
+    without_stand_ins,
+)
 from ringformer.ops.tokenwise.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
@@ -84,7 +90,7 @@ def _blockwise(function, hidden, chunk, trained, frozen, x):
 
 def _forward(function, hidden, chunk, trained, frozen, x):
     if hidden is None:
-        return _blockwise(function, hidden, chunk, trained, frozen, x), (trained, frozen, x, x)
+        return _blockwise(function, hidden, chunk, trained, frozen, x), (without_stand_ins(trained), frozen, x, x)
     weights = join_weights(trained, frozen)
 
     def compute_chunk(_, x):
@@ -92,11 +98,12 @@ def _forward(function, hidden, chunk, trained, frozen, x):
         return None, (function(weights, kept), kept)
 
     _, (y, kept) = scan_tokens(compute_chunk, None, x, chunk)
-    return y, (trained, frozen, x, checkpoint_name(kept, SAVED_HIDDEN))
+    return y, (without_stand_ins(trained), frozen, x, checkpoint_name(kept, SAVED_HIDDEN))
 
 
 def _backward(function, hidden, chunk, residuals, dy):
     trained, frozen, x, kept = residuals
+    trained = with_stand_ins(trained, frozen)
     add = partial(jax.tree.map, lambda t, d: t + d.astype(jnp.float32))
 
     def add_chunk(total, tokens):

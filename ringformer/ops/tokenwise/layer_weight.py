@@ -16,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, PyTree
 
-from ringformer.ops.varying_axes import vary, varying_axes
+from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 
 class LayerWeight(NamedTuple):
@@ -61,7 +61,7 @@ def _product(inputs, x, weight):
 
 
 def _forward(inputs, x, weight):
-    return _product(inputs, x, weight), (x, weight)
+    return _product(inputs, x, weight), (x, without_stand_ins(weight))
 
 
 def _backward(inputs, residuals, dy):
@@ -109,6 +109,28 @@ def of_inputs(function: Callable[[jax.Array], jax.Array], weight: Any) -> Any:
         return function(weight)
     w, stand_in, a = jax.tree.map(function, (weight.w, weight.stand_in, weight.a))
     return weight._replace(w=w, stand_in=stand_in, a=a)
+
+
+def without_stand_ins(weights: PyTree) -> PyTree:
+    """Replace stand-ins by empty arrays: what is kept for a backward need not hold their zeros."""
+
+    def emptied(x: Any) -> Any:
+        if not _is_weight(x) or x.stand_in is None:
+            return x
+        return x._replace(stand_in=jnp.zeros(0, jnp.float32))
+
+    return jax.tree.map(emptied, weights, is_leaf=_is_weight)
+
+
+def with_stand_ins(trained: PyTree, frozen: PyTree) -> PyTree:
+    """Put zeros back in what trains, of the shapes of what does not (`split_weights`)."""
+
+    def filled(x: Any, w: Any) -> Any:
+        if not _is_weight(x) or x.stand_in is None:
+            return x
+        return x._replace(stand_in=vary_like(jnp.zeros(w.shape, jnp.float32), w))
+
+    return jax.tree.map(filled, trained, frozen, is_leaf=_is_weight)
 
 
 def split_weights(weights: PyTree) -> tuple[PyTree, PyTree]:

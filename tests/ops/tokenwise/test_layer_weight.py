@@ -88,6 +88,25 @@ def test_chunks_sum_and_hand_on_float32():
         assert relative_error(actual, expected) < relative_error(coarse, expected) < 1e-2
 
 
+def test_stand_ins_are_not_kept_for_the_backward():
+    """Their zeros would take the memory of a float32 model. The weights themselves are kept."""
+    F = 20
+    x = rounded(0, B, T, D)
+    arrays = [rounded(2 + i, *shape) for i, shape in enumerate(((D, F), (D, F), (F, D)))]
+    zeros = [jnp.zeros(w.shape, jnp.float32) for w in arrays]
+
+    def whole(*stand_ins):
+        return gated(tuple(map(LayerWeight, arrays, stand_ins)), x)
+
+    def chunked(*stand_ins):
+        return blockwise_feedforward(gated, tuple(map(LayerWeight, arrays, stand_ins)), x, 7)
+
+    for function in (whole, chunked):
+        kept = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(jax.vjp(function, *zeros)[1])]
+        assert all((w.shape, jnp.float32) not in kept for w in arrays)
+        assert ((F, D), jnp.bfloat16) in kept
+
+
 def test_a_frozen_weight_has_no_gradient():
     """In the program there is one product more for the activations, and none for the weight."""
     x, w = random(0, B, T, D), random(1, D, H, d)
