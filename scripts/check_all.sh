@@ -5,7 +5,7 @@
 #   package   a release, built from a clone of the last commit and used in empty environments (scripts/release.sh)
 #   docs      the site; warnings are errors
 #   oldest    format, lint, types and the suite on Python 3.11 with the oldest JAX of the range
-#   newest    the suite on Python 3.12 with the newest JAX that the lock file has
+#   newest    the suite on Python 3.12 with the newest JAX that the lock file has; types are those of the oldest
 #
 # Without a PART, all parts run. The variables OLDEST and NEWEST name the Python interpreters (python3.11, python3.12).
 # Environments are made in build/check and reused.
@@ -52,9 +52,9 @@ docs() {
     bash scripts/docs.sh
 }
 
-# suite NAME PYTHON: run scripts/test.sh in a copy of the committed files, in an environment with this Python
+# suite NAME PYTHON COMMAND...: run a command in a copy of the committed files, in an environment with this Python
 suite() {
-    local folder=$work/$1 version
+    local folder=$work/$1 version command=("${@:3}")
     say "$1: the suite on $2"
     if [ ! -d "$folder" ]; then
         git clone --quiet "$repository" "$folder"
@@ -63,19 +63,20 @@ suite() {
     (cd "$folder" && PYTHON=$2 bash scripts/setup_venv.sh test)
     version=$("$folder/.venv/bin/python" -c 'import jax, sys; print(*sys.version_info[:2], jax.__version__)')
     echo "Python and JAX: $version"
-    bash "$folder/scripts/test.sh"
+    (cd "$folder" && "${command[@]}")
 }
 
+tests=".venv/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not gpu'"
 oldest=$(found 3.11 OLDEST "${OLDEST:-}" python3.11 python3)
 parts=("$@")
 [ $# -gt 0 ] || parts=(schemas package docs oldest newest)
 for part in "${parts[@]}"; do
     case "$part" in
         schemas | package | docs) "$part" ;;
-        oldest) suite oldest "$oldest" ;;
+        oldest) suite oldest "$oldest" bash scripts/test.sh ;;
         newest)
             newest=$(found 3.12 NEWEST "${NEWEST:-}" python3.12 python3) # apart, so that it ends the script if there is none
-            suite newest "$newest"
+            suite newest "$newest" bash -c "bash scripts/fetch_released.sh && $tests"
             ;;
         *) echo "check_all.sh: unknown part $part; the parts are schemas, package, docs, oldest and newest" >&2 && exit 2 ;;
     esac
