@@ -1,11 +1,17 @@
 """Durations and costs of runs of any size, as a person reads them."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from ringformer.data import describe_passes
-from ringformer.estimate.reports.time_report import device_hours, device_time, duration, step_seconds
+from ringformer.estimate.closed_forms.training import StepTime
+from ringformer.estimate.reports.time_report import device_hours, device_time, duration, mfu, step_seconds
+from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import preset_workload
+from ringformer.models.flops import working_params
+from ringformer.parallel.lora import LoraConfig
 from tests.estimate.test_commands import estimate
 
 
@@ -58,3 +64,13 @@ def test_the_estimate_of_a_small_model_has_no_powers_of_ten(capsys):
     assert any("1e+05 tokens: " in line and line.endswith(" device-seconds, modelled") for line in lines)
     assert any(" ms per step (" in line for line in lines)
     assert not [line for line in lines if re.search(r"\de-\d\d", line)]
+
+
+def test_frozen_weights_count_no_gradient():
+    """Beside adapters, 2 FLOPs less for each weight and token, by both conventions."""
+    whole = preset_workload("llama3.1_8b", find_target("8xH100"), 2**15)
+    adapters = replace(whole, lora=LoraConfig(rank=16))
+    time = StepTime(1.0, 0.0, whole.step_tokens)
+    saved = 2 * working_params(whole.model) * whole.step_tokens / (8 * whole.target.chip.bf16_flops)
+    for convention, share in mfu(whole, time).items():
+        assert mfu(adapters, time)[convention] == pytest.approx(share - saved)
