@@ -78,10 +78,10 @@ def check(config, lora: LoraConfig | None, expected: float | None = None):
         ("llama", "full", 11, 8),
         ("llama", "attention", 11, 8),
         ("llama", "feedforward", 9, 6),
-        ("olmo3", "full", 14, 11),
+        pytest.param("olmo3", "full", 14, 11, marks=pytest.mark.slow),
         ("olmo3", "attention", 11, 8),
-        ("gemma3", "attention", 11, None),
-        ("gemma3", "feedforward", 9, None),
+        pytest.param("gemma3", "attention", 11, None, marks=pytest.mark.slow),
+        pytest.param("gemma3", "feedforward", 9, None, marks=pytest.mark.slow),
     ],
 )
 def test_the_products_that_are_due(family, remat, trained, frozen):
