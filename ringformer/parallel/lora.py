@@ -127,16 +127,18 @@ class AdaptedSharding:
             return self.w.spec
         return Adapted(self.w.spec, self.a.spec, self.b.spec)
 
-    def for_layer(self, x: Any, dtype: DTypeLike) -> LayerWeight:
-        """Gather the weight and its adapter: their sum in `dtype`, and the factors of what was added (inside
-        `shard_map`)."""
+    def for_layer(self, x: Any, dtype: DTypeLike) -> jax.Array | LayerWeight:
+        """Gather the weight and its adapter: their sum in `dtype`, and, if the layer has products with it, the factors
+        of what was added (inside `shard_map`)."""
         if self.a is None or self.b is None:
             return LayerWeight(lax.stop_gradient(self.w.gather(x, dtype).astype(dtype)))
         w = self.w.gather(x.w, dtype)
         a = self.a.gather(x.a, jnp.float32)
         b = self.b.gather(x.b, jnp.float32)
-        both = lax.stop_gradient(merged(w.astype(dtype), a, b, self.scale))
-        return LayerWeight(both, None, self.scale * a, b)
+        both = merged(w.astype(dtype), a, b, self.scale)
+        if not self.w.of_product:
+            return both
+        return LayerWeight(lax.stop_gradient(both), None, self.scale * a, b)
 
 
 def merged(w: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
@@ -188,7 +190,11 @@ class Lora:
         adapters: dict[str, Any] = {}
         for part, weight, _ in PROJECTIONS.values():
             adapter = self.adapters["layers"].get(part, {}).get(weight)
-            adapters.setdefault(part, {})[weight] = adapter or {"a": None, "b": None}
+            sharding = self.frozen["layers"].get(part, {}).get(weight)
+            if adapter is None and sharding is not None and sharding.of_product:
+                adapter = {"a": None, "b": None}
+            if adapter is not None:
+                adapters.setdefault(part, {})[weight] = adapter
         make = partial(AdaptedSharding, scale=self.config.scale)
         return combine(self.frozen, {"layers": adapters}, make)
 

@@ -29,6 +29,11 @@ def _of_each(function: Callable[[nnx.Variable[Any]], Any], state: Any) -> dict[s
     return nnx.to_pure_dict(jax.tree.map(function, state, is_leaf=lambda x: isinstance(x, nnx.Variable)))
 
 
+def _is_of_product(parameter: nnx.Variable[Any]) -> bool:
+    """Return True if the layer takes the parameter as a `LayerWeight`; a model of a user's own need not say."""
+    return parameter.get_metadata().get("of_product", False)
+
+
 def _letters(parameter: nnx.Variable[Any]) -> str:
     letters = parameter.get_metadata().get("letters", "")
     if not 1 <= len(letters) <= len(parameter.shape):
@@ -43,7 +48,7 @@ def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
     """Return a tree with a `WeightSharding` for each parameter."""
     _, state = _abstract_state(config)
     shardings = shard_weights(nnx.to_pure_dict(state), _of_each(_letters, state), mesh)
-    of_products = _of_each(lambda x: x.get_metadata().get("of_product", False), state)
+    of_products = _of_each(_is_of_product, state)
     return jax.tree.map(lambda sharding, x: replace(sharding, of_product=x), shardings, of_products)
 
 

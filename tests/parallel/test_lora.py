@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.ops.layouts import permutation
-from ringformer.parallel.lora import PROJECTIONS, Lora, LoraConfig
+from ringformer.parallel.lora import PROJECTIONS, Adapted, AdaptedSharding, Lora, LoraConfig
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import named
 from ringformer.train.optimizer import make_optimizer
@@ -178,3 +178,18 @@ def test_a_rank_beyond_the_weights_is_refused():
     ):
         LoraConfig(most + 1, targets="k_proj").shapes(model)
     LoraConfig(most, targets="k_proj").shapes(model)
+
+
+def test_a_model_that_knows_no_layer_weights_gets_arrays():
+    """As a model of a user's own does, which may also lack some of the projections."""
+    mesh = make_mesh("1,1,1,1", jax.devices()[:1])
+    lora = Lora(LoraConfig(rank=RANK, targets="q_proj"), CONFIG, mesh)
+    plain = jax.tree.map(lambda sharding: dataclasses.replace(sharding, of_product=False), lora.frozen)
+    del plain["layers"]["feedforward"]
+    lora.__dict__["frozen"] = plain
+    assert "feedforward" not in lora.weights["layers"]
+    shardings = lora.weights["layers"]["attention"]
+    assert [name for name, sharding in shardings.items() if isinstance(sharding, AdaptedSharding)] == ["wq"]
+    w, a, b = (np.ones(shape, np.float32) for shape in ((36, 4, 8), (36, RANK), (RANK, 4, 8)))
+    gathered = shardings["wq"].for_layer(Adapted(*map(jax.numpy.asarray, (w, a, b))), "float32")
+    np.testing.assert_allclose(gathered, 1 + 2 * RANK)

@@ -53,9 +53,11 @@ def count_products(program: Jaxpr, size: int) -> int:
     count = 0
     for equation in program.eqns:
         if equation.primitive.name == "dot_general":
-            sizes = {n for v in (*equation.invars, *equation.outvars) for n in v.aval.shape}
+            sizes = set()
+            for array in (*equation.invars, *equation.outvars):
+                sizes.update(array.aval.shape)
             count += size in sizes and RANK not in sizes
-        trips = equation.params.get("length", 1)
+        trips = equation.params["length"] if equation.primitive.name == "scan" else 1
         count += trips * sum(count_products(inner, size) for inner in inner_programs(equation.params))
     return count
 
