@@ -228,7 +228,11 @@ def step(size: str, index: int) -> dict:
         loss = steps.run()
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds[2:])
-    flops = model_flops_per_token(steps.model, T) * T
+    shares = {}
+    if steps.chip:
+        per_second = T / median / steps.chip.bf16_flops
+        shares["mfu_causal"] = model_flops_per_token(steps.model, T, causal=True) * per_second
+        shares["mfu_palm"] = model_flops_per_token(steps.model, T) * per_second
     held = (steps.device.memory_stats() or {}).get("peak_bytes_in_use")
     return {
         "model": name,
@@ -238,7 +242,7 @@ def step(size: str, index: int) -> dict:
         "kernel_line": steps.kernel_line,
         "loss": loss,
         "step_seconds": median,
-        "mfu": flops / median / steps.chip.bf16_flops if steps.chip else None,
+        **shares,
         "peak_bytes_allocator": held,
     }
 
@@ -265,9 +269,12 @@ def predicted(size: str, row: dict, target: str) -> dict:
     model = LlamaConfig(**preset(name) | settings)
     workload = Workload(model, find_target(target), "1,1,1,1", T, name=name).with_kernel()[0]
     estimate = compile_apart(workload)
+    said = estimate_json(workload, estimate)
     found = {
         "peak_bytes_estimate": estimate.peak_bytes,
-        "step_seconds_model": estimate_json(workload, estimate)["step_seconds_model"],
+        "step_seconds_model": said["step_seconds_model"],
+        "host_waits": sum(said["host_waits"].values()),
+        "seconds_source": said["seconds_source"],
     }
     with suppress(ValueError):  # settings that no flag says
         found["estimate_command"] = estimate_command(workload)

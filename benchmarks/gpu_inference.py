@@ -139,7 +139,7 @@ def inference(size: str, index: int) -> dict:
         "cache_dtype": cache_dtype,
         "kernel_line": model.kernel,
         "prefill_seconds": sum(prefills[-1]),
-        "prefill_mfu": flops / sum(prefills[-1]) / chip.bf16_flops if chip else None,
+        "prefill_mfu_causal": flops / sum(prefills[-1]) / chip.bf16_flops if chip else None,
         "chunk_seconds": prefills[-1],
         "token_seconds": step,
         "token_floor_seconds": floor if measured else None,
@@ -163,8 +163,11 @@ def predicted_inference(size: str, row: dict, target: str) -> dict:
     ).with_kernel()[0]
     assert isinstance(workload, InferenceWorkload)
     estimates = {name: compile_apart(workload, name) for name in (PREFILL, FIRST_CHUNK, DECODE)}
+    prefill = inference_json(workload, PREFILL, estimates)
+    decode = inference_json(workload, DECODE, estimates)
     return {
         "peak_bytes_estimate": max(e.peak_bytes for e in estimates.values()),
-        "prefill_seconds_model": inference_json(workload, PREFILL, estimates)["prefill_seconds_model"],
-        "token_seconds_model": inference_json(workload, DECODE, estimates)["decode_seconds_model"],
+        "prefill_seconds_model": prefill["prefill_seconds_model"],
+        "token_seconds_model": decode["decode_seconds_model"],
+        "seconds_source": prefill["seconds_source"],
     }

@@ -22,6 +22,7 @@ from ringformer.estimate.workloads.command_tools import log
 from ringformer.estimate.workloads.inference import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
 from ringformer.estimate.workloads.targets import find_target, only_compilers
 from ringformer.hardware import GiB
+from ringformer.hardware.shares import SHARES
 from ringformer.inference.cache.arrays import CacheDtype
 from ringformer.models.families.llama import LlamaConfig, preset
 
@@ -53,7 +54,7 @@ SAID = {
         "tokens_per_second_model",
         "first_chunk_seconds_model",
         "last_chunk_seconds_model",
-        "mfu_model",
+        "mfu_causal_model",
     ),
     DECODE: ("decode_seconds_model", "floor_seconds", "exposed_seconds"),
 }
@@ -124,7 +125,7 @@ def tables(results: dict) -> dict[str, str]:
     """The page's tables by the mark before each."""
     head = (
         "| model | target | context | mesh | chunk | weights + cache, GiB per device | peak of prefill, decode, GiB "
-        "| prefill, MFU | decode, floor |\n|---|---|---|---|---|---|---|---|---|"
+        "| prefill, MFU (causal) | decode, floor | shares of the peaks |\n|---|---|---|---|---|---|---|---|---|---|"
     )
     return {kind: "\n".join([head, *map(_row, results[kind].values())]) for kind in MARKS}
 
@@ -136,11 +137,13 @@ def _row(e: dict) -> str:
     chunk = "whole" if e["chunks"] == 1 else f"{e['prefill_chunk']:,}"
     held = f"{e['weight_bytes'] / GiB:.2f} + {e['cache_bytes'] / GiB:.2f}"
     peaks = f"{prefill['peak_bytes'] / GiB:.2f}, {decode['peak_bytes'] / GiB:.2f} of {e['hbm_bytes'] / GiB:.2f}"
+    shares = SHARES[find_target(e["target"]).generation].kind
     times = (
-        f"{prefill['prefill_seconds_model']:,.0f}\N{NO-BREAK SPACE}s, {prefill['mfu_model']:.0%} | "
+        f"{prefill['prefill_seconds_model']:,.0f}\N{NO-BREAK SPACE}s, {prefill['mfu_causal_model']:.0%} | "
         f"{decode['decode_seconds_model'] * 1e3:.1f}, {decode['floor_seconds'] * 1e3:.1f}\N{NO-BREAK SPACE}ms"
     )
-    return f"| {model} | {e['target']} | {e['seq_len']:,} | {e['mesh_dim']} | {chunk} | {held} | {peaks} | {times} |"
+    sizes = f"{e['seq_len']:,} | {e['mesh_dim']} | {chunk} | {held} | {peaks}"
+    return f"| {model} | {e['target']} | {sizes} | {times} | {shares} |"
 
 
 def write_tables(page: Path, results: dict) -> None:

@@ -65,7 +65,7 @@ def main() -> None:
         about = "compiled: whole train steps, on TPU their attention to machine code; seconds modelled from it"
         content = {"what": about, "command": "python benchmarks/kernel_steps.py", "steps": known | {name: said}}
         write_results(args.out, content)
-        print(f"{name}: {said['step_seconds_model']:,.0f} s, MFU {said['mfu_causal_model']:.1%}", flush=True)
+        print(f"{name}: {said['step_seconds_model']:,.0f} s, MFU (causal) {said['mfu_causal_model']:.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Steps of MaxText that others measured, beside ours for the same sizes: results/published_steps.json.
+"""Steps that others measured, of MaxText on TPUs and of TRL on GPUs, beside ours for the same sizes:
+results/published_steps.json.
 
     python benchmarks/published_steps.py                # all; half a minute each
     python benchmarks/published_steps.py --only=v5p     # those with this in their name
@@ -9,13 +10,16 @@ batch, and its seconds are modelled; the settings are frozen in `ROWS`: like the
 and gather weights asynchronously. Their kernel is splash attention with blocks of `BLOCKS`. So on v5p the ratio is that
 of our step with attention as much slower as the cycles of splash (JAX's, fused backward) are more than those of our
 kernels. Our own step, and that of LLaMA-3.1 8B as we ship it (32 heads of 128), stand beside it.
+
+TRL's steps are of one sequence over a ring of all GPUs, with full rematerialisation (huggingface/trl#6845). Ours is the
+same step: its kernel is the same cuDNN attention, so its seconds are compared as they are.
 """
 
 import argparse
 import json
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.kernel_cycles import KINDS, count_ours, count_splash
 from benchmarks.result_files import today, write_results
@@ -27,7 +31,7 @@ from ringformer.estimate.kernels.pair_kernels import Kind, Pair
 from ringformer.estimate.reports.time_report import mfu, modelled_time, seconds_by_purpose
 from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
-from ringformer.estimate.workloads.training import Workload
+from ringformer.estimate.workloads.training import Workload, preset_workload
 from ringformer.models.families.llama import LlamaConfig, preset
 
 SHAPE = {"num_heads": 16, "num_kv_heads": 4, "head_dim": 256}
@@ -42,6 +46,8 @@ PURPOSES = {
 """Purposes of a step's seconds that each kernel takes."""
 
 BEGIN, END = "<!-- published steps: written by benchmarks/published_steps.py -->", "<!-- end of published steps -->"
+BEGIN_GPU = "<!-- published GPU steps: written by benchmarks/published_steps.py -->"
+END_GPU = "<!-- end of published GPU steps -->"
 
 
 class Row(NamedTuple):
@@ -81,6 +87,33 @@ ROWS = (
 sequences follows from seconds and MFU; the cores of a chip are two devices there."""
 
 
+class GpuRow(NamedTuple):
+    """A step of TRL that was measured, and our settings for it."""
+
+    preset: str
+    target: str
+    seq_len: int
+    seconds: float
+    """Measured."""
+    settings: dict[str, Any]
+    """What keeps our step within a GPU's memory, beside full rematerialisation."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.target}/{self.preset}/{self.seq_len // 1024}K"
+
+
+OFFLOADED = {"offload": True, "head_groups": 4}
+GPU_ROWS = (
+    GpuRow("qwen3_0.6b", "8xH100", 2**20, 137.0, {}),
+    GpuRow("qwen3_0.6b", "8xH100", 2**22, 2135.0, {"head_groups": 2}),
+    GpuRow("qwen3_8b", "8xH100", 2**20, 380.0, OFFLOADED),
+    GpuRow("qwen3_8b", "16xH100", 2**21, 696.0, OFFLOADED),
+    GpuRow("qwen3_8b", "32xH100", 2**22, 1346.0, OFFLOADED),
+    GpuRow("qwen3_32b", "8xH100", 2**20, 1295.0, {"offload": True, "head_groups": 8}),
+)
+
+
 @cache
 def splash_over_ours(generation: str, kind: Kind, q_chunk: int, k_chunk: int) -> float:
     """Return the cycles of their kernel over those of ours, for the same queries and keys without a mask."""
@@ -106,7 +139,7 @@ def compile_row(row: Row, shape: dict) -> dict:
         "peak_bytes": estimate.peak_bytes,
         "seconds": time.step,
         "exposed_seconds": time.exposed,
-        "mfu": mfu(workload, time)["causal"],
+        "mfu_causal": mfu(workload, time)["causal"],
         "chunks": chunks,
         "compiled_by": compiled_by(target),
         "date": today(),
@@ -126,11 +159,50 @@ def compile_row(row: Row, shape: dict) -> dict:
     return compiled
 
 
+def compile_gpu_row(row: GpuRow) -> dict:
+    """Compile our step of a row of GPUs; return the measured seconds and ours."""
+    target = find_target(row.target)
+    workload = preset_workload(row.preset, target, row.seq_len, remat="full", **row.settings).with_kernel()[0]
+    estimate = compile_apart(workload)
+    time = modelled_time(workload, estimate)
+    assert time, f"{row.name} has a schedule"
+    return {
+        **{name: getattr(row, name) for name in ("preset", "target", "seq_len", "settings")},
+        "measured_seconds": row.seconds,
+        "seconds": time.step,
+        "exposed_seconds": time.exposed,
+        "mfu_causal": mfu(workload, time)["causal"],
+        "seconds_source": time.source,
+        "peak_bytes": estimate.peak_bytes,
+        "fits": estimate.fits,
+        "compiled_by": compiled_by(target),
+        "date": today(),
+    }
+
+
+def gpu_table(rows: dict[str, dict]) -> str:
+    """Format the rows of GPUs in markdown."""
+    lines = ["| model | GPUs | context | measured s | ours s | ratio | MFU (causal) |", "|---" * 7 + "|"]
+    for row in rows.values():
+        measured = row["measured_seconds"]
+        cells = [
+            row["preset"],
+            row["target"],
+            f"{row['seq_len']:,}",
+            f"{measured:,.0f}",
+            f"{row['seconds']:,.0f}",
+            f"{row['seconds'] / measured:.2f}",
+            f"{row['mfu_causal']:.1%}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table(rows: dict[str, dict]) -> str:
     """Format the rows in markdown."""
     lines = [
-        "| chips | context | ring | sequences | measured s | MFU | with their kernel s | ratio | ours s | ratio "
-        "| MFU | ours, heads of 128 s |",
+        "| chips | context | ring | sequences | measured s | MFU (causal) | with their kernel s | ratio | ours s "
+        "| ratio | MFU (causal) | ours, heads of 128 s |",
         "|---" * 12 + "|",
     ]
     for row in rows.values():
@@ -142,12 +214,12 @@ def table(rows: dict[str, dict]) -> str:
             str(row["sp"]),
             str(row["batch"]),
             f"{measured:,.1f}",
-            f"{row['measured_mfu']:.1%}",
+            f"{row['measured_mfu_causal']:.1%}",
             f"{splash:,.1f}" if splash else "not counted",
             f"{splash / measured:.2f}" if splash else "",
             f"{ours['seconds']:,.1f}",
             f"{ours['seconds'] / measured:.2f}",
-            f"{ours['mfu']:.1%}",
+            f"{ours['mfu_causal']:.1%}",
             f"{own['seconds']:,.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -161,7 +233,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows with this in their name; none writes the table alone")
     args = parser.parse_args()
     only_compilers()
-    rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
+    found = json.loads(args.out.read_text()) if args.out.exists() else {}
+    rows = found.get("rows", {})
+    gpu_rows = found.get("gpu_rows", {})
+
+    def write() -> None:
+        content = {
+            "what": "measured: MaxText's and TRL's steps, by their authors; compiled, seconds modelled: ours",
+            "command": "python benchmarks/published_steps.py",
+            "source": "AI-Hypercomputer/tpu-recipes, October 2026: training/v5p and training/ironwood, "
+            "Llama3.1-8B-LongContext-Maxtext; huggingface/trl#6845",
+            "rows": {row.name: rows[row.name] for row in ROWS if row.name in rows},
+            "gpu_rows": {row.name: gpu_rows[row.name] for row in GPU_ROWS if row.name in gpu_rows},
+        }
+        write_results(args.out, content)
+
     for row in ROWS:
         if args.only not in row.name:
             continue
@@ -169,20 +255,20 @@ def main() -> None:
         rows[row.name] = {
             **{name: getattr(row, name) for name in ("target", "seq_len", "sp", "batch", "remat")},
             "measured_seconds": row.seconds,
-            "measured_mfu": row.mfu,
+            "measured_mfu_causal": row.mfu,
             "ours": ours,
             "ours_as_shipped": own,
         }
         print(row.name, ours["seconds"] / row.seconds, flush=True)
-        content = {
-            "what": "measured: MaxText's steps, by their authors; compiled, seconds modelled: ours",
-            "command": "python benchmarks/published_steps.py",
-            "source": "AI-Hypercomputer/tpu-recipes, October 2026: training/v5p and training/ironwood, "
-            "Llama3.1-8B-LongContext-Maxtext",
-            "rows": {row.name: rows[row.name] for row in ROWS if row.name in rows},
-        }
-        write_results(args.out, content)
+        write()
+    for gpu_row in GPU_ROWS:
+        if args.only not in gpu_row.name:
+            continue
+        gpu_rows[gpu_row.name] = compile_gpu_row(gpu_row)
+        print(gpu_row.name, gpu_rows[gpu_row.name]["seconds"] / gpu_row.seconds, flush=True)
+        write()
     write_table(args.docs, BEGIN, table(rows), END)
+    write_table(args.docs, BEGIN_GPU, gpu_table(gpu_rows), END_GPU)
 
 
 if __name__ == "__main__":

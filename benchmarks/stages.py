@@ -22,6 +22,7 @@ from ringformer.estimate.reports.report import estimate_json
 from ringformer.estimate.workloads.targets import MissingCompiler, compiled_by, find_target
 from ringformer.estimate.workloads.training import Workload, stage_workloads
 from ringformer.hardware import GiB
+from ringformer.hardware.shares import SHARES
 from ringformer.runs.config_file import load_config, parse_stages
 
 
@@ -126,11 +127,14 @@ def table(rows: dict[str, dict]) -> str:
     for config, (target, *_) in SHIPPED.items():
         names = [name for name in every if name.startswith(f"{config}/")]
         compiled = {f"{r['compiled_by']}, {r['date']}": None for r in (rows.get(name) for name in names) if r}
-        memory = find_target(target).chip.hbm_bytes / GiB
+        found = find_target(target)
+        memory = found.chip.hbm_bytes / GiB
+        shares = SHARES[found.generation]
         parts.append(
-            f"**{config}** on {target}, {memory:.1f} GiB per device:\n\n"
-            "| stage | context | batch | mesh | tokens | peak GiB | host GiB | s/step | tokens/s | MFU | days | "
-            "device-hours |\n"
+            f"**{config}** on {target}, {memory:.1f} GiB per device; seconds by "
+            f"[shares of the peaks](estimating.md#shares-of-the-peaks), {shares}:\n\n"
+            "| stage | context | batch | mesh | tokens | peak GiB | host GiB | s/step | tokens/s | MFU (causal) "
+            "| days | device-hours |\n"
             + "|---" * 12
             + "|\n"
             + "\n".join(table_row(name.partition("/")[2], rows.get(name)) for name in names)

@@ -1,5 +1,5 @@
-"""Write counts and the status of the hardware into the pages, and the config keys into the help of train, each from its
-one source.
+"""Write counts, the status of the hardware and the shares of its peaks into the pages, and the config keys into the
+help of train, each from its one source.
 
     python scripts/page_facts.py [--check]
 
@@ -22,6 +22,7 @@ from ringformer.cli.command_line import make_parsers
 from ringformer.cli.dataclass_flags import describe_fields
 from ringformer.cli.verbs import VERBS
 from ringformer.hardware import CHIPS, chip_of
+from ringformer.hardware.shares import SHARES
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.registry import FAMILIES
 from ringformer.ops.tokenwise.rope import RopeScaling
@@ -54,6 +55,10 @@ STATUS_PAGES = ("README.md", "docs/index.md", "docs/support.md", "docs/evidence.
 
 BEGIN, END = "<!-- hardware: written by scripts/page_facts.py -->", "<!-- end of hardware -->"
 """Marks around that paragraph."""
+
+SHARES_PAGE = "docs/estimating.md"
+BEGIN_SHARES = "<!-- shares of the peaks: written by scripts/page_facts.py -->"
+END_SHARES = "<!-- end of shares -->"
 
 
 def count_options() -> int:
@@ -172,24 +177,43 @@ def hardware_status(measured: list[Measurement], page: str) -> str:
     return f"{text} {REST}"
 
 
-def with_status(text: str, page: str, measured: list[Measurement]) -> str:
-    """Return a page's text with the paragraph about hardware. Raises ValueError if the page lacks a mark."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} lacks a mark: {BEGIN} and {END}")
-    return f"{before}{begin}\n\n{hardware_status(measured, page)}\n\n{end}{after}"
+def between(begin: str, end: str, written: str, text: str, page: str) -> str:
+    """Return a page's text with `written` between two marks. Raises ValueError if the page lacks a mark."""
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{page} lacks a mark: {begin} and {end}")
+    return f"{before}{begin}\n\n{written}\n\n{end}{after}"
+
+
+def shares_table() -> str:
+    """Return the shares of each chip's peaks in markdown."""
+    lines = [
+        "| chip | attention by XLA | by cuDNN, forward, backward (heads of 128) | other products | memory | source |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, shares in SHARES.items():
+        of_cudnn = "–"
+        if shares.cudnn_forward:
+            forward, backward = shares.cudnn(128)
+            of_cudnn = f"{forward:.0%}, {backward:.0%}"
+        lines.append(
+            f"| {name} | {shares.attention:.0%} | {of_cudnn} | {shares.products:.0%} | {shares.memory:.0%} "
+            f"| **{shares.kind}**: {shares.source} |"
+        )
+    return "\n".join(lines)
 
 
 def pages() -> dict[str, str]:
     """Return the files as they should be: pages with counts or the status of the hardware, and the config keys."""
-    names = {*STATUS_PAGES, *(sentence.page for sentence in SENTENCES)}
+    names = {*STATUS_PAGES, SHARES_PAGE, *(sentence.page for sentence in SENTENCES)}
     texts = {name: (ROOT / name).read_text() for name in sorted(names)}
     for sentence in SENTENCES:
         texts[sentence.page] = with_counts(texts[sentence.page], sentence)
     measured = measurements()
     for page in STATUS_PAGES:
-        texts[page] = with_status(texts[page], page, measured)
+        texts[page] = between(BEGIN, END, hardware_status(measured, page), texts[page], page)
+    texts[SHARES_PAGE] = between(BEGIN_SHARES, END_SHARES, shares_table(), texts[SHARES_PAGE], SHARES_PAGE)
     texts[f"ringformer/train/{CONFIG_KEYS}"] = config_keys()
     return texts
 

@@ -11,9 +11,9 @@ from benchmarks.paper_page.mfu_figure import draw_training_mfu
 from benchmarks.paper_page.text import BLOCKWISE, FORMULAS, PAGE, seconds_by, with_compilers
 from ringformer.estimate.closed_forms.training import smallest_local_length
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS, counted_within, longest_within
-from ringformer.estimate.seconds.program_seconds import USUAL, efficiency
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.hardware import CHIPS, GiB
+from ringformer.hardware.shares import SHARES
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.own_attention import ATTENTION
 from ringformer.paper import activation_memory, max_context, trajectories
@@ -47,7 +47,8 @@ def page(
     agents: max_context.Results,
 ) -> str:
     """Return the text of tables.md, from the contents of the files of results."""
-    v4 = efficiency("v4")
+    v4 = SHARES["v4"]
+    v5e = SHARES["v5e"]
     sources: set[str] = set()
     compilers: set[str] = set()
     for attempt in chain.from_iterable(attempts.values()):
@@ -74,7 +75,10 @@ def page(
         "single": single,
         "hours": [f"{MAX_STEP_SECONDS / 3600:g}"],
         "seconds": [f"{MAX_STEP_SECONDS:,.0f}"],
-        "counted": [f"{USUAL} (v4: {v4.pairs:.0%} and {v4.products:.0%})"],
+        "counted": [
+            f"FLOPs at {v5e.attention:.0%} of the peak in attention, {v5e.products:.0%} elsewhere "
+            f"(v4: {v4.attention:.0%} and {v4.products:.0%})"
+        ],
         "kernels": kernels,
         "shorter_kernels": [f"These contexts are shorter with the kernel: {', '.join(shorter_kernels) or 'none'}."],
         "baselines": baselines,

@@ -47,7 +47,7 @@ def _change(row: Results) -> str:
 
 def training(found: Results) -> str:
     """Steps of each stage: tokens per second and memory, beside the estimate where there is one."""
-    head = ["sequence", "steps", "a step", "estimated", "tokens/s", "MFU", "peak memory", "estimated"]
+    head = ["sequence", "steps", "a step", "estimated", "tokens/s", "MFU (PaLM)", "peak memory", "estimated"]
     rows = []
     for row in found["training"]:
         rows.append(
@@ -57,7 +57,7 @@ def training(found: Results) -> str:
                 f"{row['step_seconds']:.2f} s",
                 f"{row['step_seconds_model']:.2f} s",
                 f"{row['tokens_per_second']:,.0f}",
-                f"{row['mfu']:.0%}",
+                f"{row['mfu_palm']:.0%}",
                 f"{row['peak_memory_gib']:.2f} GiB",
                 f"{row['peak_memory_gib_estimate']:.2f} GiB",
             ]

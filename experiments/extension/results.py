@@ -175,7 +175,7 @@ def training_results(out: Path, plan: Plan) -> list[Results]:
                 "step_seconds": round(median(seconds), 3),
                 "tokens_per_second": round(tokens / median(seconds), 1),
             }
-            rates = {key: median(step[key] for step in steps[1:]) for key in ("mfu",) if key in steps[0]}
+            rates = {key: median(step[key] for step in steps[1:]) for key in ("mfu_palm",) if key in steps[0]}
             peaks = {"peak_memory_gib": steps[-1]["peak_memory_gib"]} if "peak_memory_gib" in steps[-1] else {}
             table.append(row | {key: round(value, 4) for key, value in (rates | peaks).items()})
     return table

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.checkpoints.rope_change import RopeChange, rope_change
-from ringformer.checkpoints.saved_model import model_of
 from ringformer.evals.case_file import CaseFile, CheckRow
 from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
 from ringformer.files.atomic import write_whole
 from ringformer.files.output_place import check_output
 from ringformer.files.resumed_lines import lock
 from ringformer.files.run_layout import CASES, EVALS
-from ringformer.inference.options import load_generator
+from ringformer.inference.options import asked_dtype, load_generator
 from ringformer.inference.text.run_text import RunText
 from ringformer.inference.text.text_generator import TextGenerator
 from ringformer.parallel.mesh import simulate_cpu_devices
@@ -94,8 +93,7 @@ class Opened(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the model that determine an outcome."""
-        dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
-        settings = self.identity | {"compute_dtype": dtype}
+        settings = self.identity | {"compute_dtype": asked_dtype(self.args, self.folder)}
         if self.args.cache_dtype != "compute":
             settings["cache_dtype"] = self.args.cache_dtype
         if self.text.rope is not None:

@@ -16,6 +16,7 @@ from ringformer.files.output_place import check_output
 from ringformer.inference.options import (
     add_model_options,
     add_template_option,
+    asked_dtype,
     check_template_option,
     load_generator,
 )
@@ -231,11 +232,11 @@ they decide is among the settings (the run's weights, the tokenizer's name, the 
 
 def answer_settings(args: argparse.Namespace, text: "RunText", sampling: Sampling, limit: int | None) -> dict[str, Any]:
     """Return what decides the answer to a prompt, for the record of a file of answers."""
-    from ringformer.checkpoints.saved_model import model_of, weights_hash
+    from ringformer.checkpoints.saved_model import weights_hash
 
     settings = {
         "checkpoint": weights_hash(args.run_dir),
-        "compute_dtype": args.compute_dtype or model_of(args.run_dir).compute_dtype,
+        "compute_dtype": asked_dtype(args, args.run_dir),
         "cache_dtype": args.cache_dtype,
         "tokenizer": text.tokenizer.name,
         "max_new_tokens": args.max_new_tokens,

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ringformer.checkpoints.rope_change import RopeChange
 from ringformer.checkpoints.saved_model import context_of, model_of, restore_params, weights_hash
 from ringformer.inference.cache.arrays import CacheDtype
-from ringformer.inference.inference_config import checked_config, rank_devices_of
+from ringformer.inference.inference_config import checked_config, rank_devices_of, usual_dtype
 from ringformer.inference.program_sizes import ProgramSizes, round_up
 from ringformer.inference.programs import Programs
 from ringformer.inference.rows import check_room, check_tokens, padded
@@ -101,7 +101,8 @@ class Generator:
         Args:
           mesh_dim: "dp,fsdp,tp,sp". The mesh takes as many devices as it needs, the first ones. One size may be -1,
             which takes the remaining devices. Several processes always use all devices.
-          compute_dtype: float32 or bfloat16; None: the run's dtype. cache_dtype: as for `Generator`.
+          compute_dtype: float32 or bfloat16; None: float32 on CPUs, the run's dtype elsewhere. cache_dtype: as for
+            `Generator`.
           kernel: attention kernel, whatever the run was trained with; auto: the best for these devices.
           kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
           q_chunk, k_chunk: queries and keys of a chunk pair (`DecoderConfig`); None: the run's.
@@ -116,13 +117,13 @@ class Generator:
         if rope is not None:
             config = rope.apply(config, context_of(run))
         config = replace(config, kernel=kernel, kernel_check=kernel_check)  # type: ignore[arg-type]
-        if compute_dtype is not None:
-            config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # the config checks it
+        devices = jax.devices()
+        dtype = compute_dtype or usual_dtype(config, devices[0].platform)
+        config = replace(config, compute_dtype=dtype)  # type: ignore[arg-type]  # the config checks it
         if q_chunk is not None:
             config = replace(config, q_chunk=q_chunk)
         if k_chunk is not None:
             config = replace(config, k_chunk=k_chunk)
-        devices = jax.devices()
         mesh_sizes = mesh_dim.split(",")
         if jax.process_count() == 1 and all(size.strip().isdigit() for size in mesh_sizes):
             devices = devices[: math.prod(map(int, mesh_sizes))]

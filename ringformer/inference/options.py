@@ -43,7 +43,7 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
     parser.add_argument(
         "--compute_dtype",
         choices=("float32", "bfloat16"),
-        help="dtype of weights and activations; default: that of the run",
+        help="dtype of weights and activations; default: float32 on CPUs, that of the run elsewhere",
     )
     parser.add_argument(
         "--cache_dtype",
@@ -104,6 +104,17 @@ def check_template_option(args: argparse.Namespace) -> None:
         raise ValueError("--template_option sets variables of the template of a --chat: add --chat, or leave it out")
 
 
+def asked_dtype(args: argparse.Namespace, folder: str | Path) -> str:
+    """Return the compute dtype of the command for the model in `folder`: --compute_dtype, or the default here."""
+    import jax
+
+    from ringformer.checkpoints.saved_model import model_of
+    from ringformer.inference.inference_config import usual_dtype
+    from ringformer.models.registry import as_decoder
+
+    return args.compute_dtype or usual_dtype(as_decoder(model_of(folder), folder), jax.default_backend())
+
+
 def load_generator(
     folder: str | Path, args: argparse.Namespace, max_length: int, rope: "RopeChange | None"
 ) -> "Generator":
@@ -114,13 +125,20 @@ def load_generator(
     if rope is not None and (warning := rope.warning(model_of(folder))):
         print(warning, file=sys.stderr)
 
+    trained = model_of(folder).compute_dtype
+    computed = asked_dtype(args, folder)
+    if args.compute_dtype is None and computed != trained:
+        print(
+            f"computing in {computed}, the fastest on CPUs; --compute_dtype={trained} is the dtype of {folder}",
+            file=sys.stderr,
+        )
     since = time.monotonic()
     generator = Generator.load(
         folder,
         mesh_dim=args.mesh_dim,
         max_length=max_length,
         prefill_chunk=args.prefill_chunk,
-        compute_dtype=args.compute_dtype,
+        compute_dtype=computed,
         cache_dtype=args.cache_dtype,
         kernel=args.kernel,
         kernel_check=args.kernel_check,

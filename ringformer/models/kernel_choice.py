@@ -19,6 +19,7 @@ from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 from ringformer.ops.kernels.flash_attention import vmem_bytes
 from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.ops.layouts import PARTS
+from ringformer.ops.work_list import default_chunk
 
 JUDGED = ("v4", "v5e", "v5p", "v6e")
 """Generations of TPU for which the kernels' machine code was evaluated (docs/performance.md), with heads of at most 128
@@ -29,6 +30,9 @@ USUAL_HEAD = 128
 """Tokens of untuned chunks of queries and of keys, and the largest head size that was evaluated with these chunks."""
 FEWEST = 256
 """Fewest queries or keys of a chunk to which larger chunks are halved if they do not fit a chip."""
+CPU_CHUNK = 256
+"""Most queries and keys of a chunk on CPUs, unless the model sets chunks. Attention over 16,384 tokens took half of the
+CPU-seconds that chunks of 1,024 took, over 4,096 tokens two thirds (float32, 4 heads of 64)."""
 VMEM = 16 * 2**20
 """Bytes of on-chip memory to assume for a TPU that is not in `CHIPS`: the least of all TPUs."""
 
@@ -48,6 +52,7 @@ def with_kernel(
     auto means pallas in bfloat16 on TPUs for which it was evaluated or tuned (`ringformer tune`), cudnn on GPUs if
     cuDNN can compute the model, and xla otherwise. If the model sets no chunks for pallas, this chooses the tuned ones,
     or else 1024 x 1024; it limits them to `_largest_chunk`, and halves them until the kernels fit the chip's VMEM.
+    On CPUs, chunks that the model does not set have at most `CPU_CHUNK` tokens.
 
     Args:
       platform: "cpu", "gpu" or "tpu". chip: None if it is not in `CHIPS`.
@@ -77,6 +82,10 @@ def with_kernel(
         (q_chunk, k_chunk), how = _chunks(model, generation, chip, most)
         model = replace(model, q_chunk=q_chunk, k_chunk=k_chunk)
         why += f"; chunks of {q_chunk} queries and {k_chunk} keys, {how}"
+    no_chunks = model.q_chunk is None and model.k_chunk is None
+    if platform == "cpu" and no_chunks and default_chunk(local_tokens) > CPU_CHUNK:
+        model = replace(model, q_chunk=CPU_CHUNK, k_chunk=CPU_CHUNK)
+        why += f"; chunks of {CPU_CHUNK} queries and keys, the fastest on CPUs"
     if kernel == "cudnn" and model.window:
         why += f"; xla computes the {model.windows[model.window]} layers with a window"
     return model, f"kernel {kernel}: {why}"

@@ -25,7 +25,7 @@ class Family(NamedTuple):
     presets: Mapping[str, Mapping[str, Any]]
     """Arguments of `config`, by model name."""
     flops_per_token: Callable[[Any, int], float] | None = None
-    """Training FLOPs per token of a configuration at a sequence length, for the MFU of a run."""
+    """Training FLOPs per token of a configuration at a sequence length, by PaLM's convention, for the MFU of a run."""
     tensor_parallel: bool = False
     """True if the model gathers tokens over the axis tp where it needs them. If False, meshes with tp > 1 are
     refused."""

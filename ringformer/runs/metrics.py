@@ -112,8 +112,8 @@ class Reporter:
         self._write(step, values)
         text = f"loss {values['loss']:.4f}" if "loss" in values else "no loss"
         text += f"  {values['tokens_per_second']:,.0f} tokens/s"
-        if "mfu" in values:
-            text += f"  MFU {values['mfu']:.1%}"
+        if "mfu_palm" in values:
+            text += f"  MFU (PaLM) {values['mfu_palm']:.1%}"
         self._bar.update(self._task, completed=step, description=text)
         if self._bar.disable and (step % max(1, self._steps // 20) == 0 or step in (1, self._steps)):
             seconds = self._bar.tasks[0].time_remaining  # None at the first step of this process, 0 at the last step

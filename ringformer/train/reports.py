@@ -183,7 +183,7 @@ class StepReports:
             "tokens_per_second": self._tokens / seconds,
         }
         if self._mfu_per_rate:
-            values["mfu"] = self._mfu_per_rate * values["tokens_per_second"]
+            values["mfu_palm"] = self._mfu_per_rate * values["tokens_per_second"]
         peak = max((device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in self._devices)
         if peak > 0:
             values["peak_memory_gib"] = peak / GiB

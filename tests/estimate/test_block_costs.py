@@ -8,6 +8,7 @@ from ringformer.estimate.closed_forms.block_costs import CYCLES_OF_A_PAIR, block
 from ringformer.estimate.closed_forms.training import attention_seconds
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import Workload
+from ringformer.hardware.shares import SHARES
 from ringformer.models.families.llama import LlamaConfig, preset
 
 
@@ -44,6 +45,7 @@ def test_a_single_query_head_leaves_one_core_idle():
 def test_blocks_of_gpus_add_to_accumulators():
     """o in bf16 is read, and a float32 sum read and written, after each block of a ring of eight; two if gathered."""
     w = step("8xH100")
-    added = 3 * 32 * 32 * 128 * (2 + 8) * 2**17 / 8 / w.target.chip.hbm_bandwidth
+    rate = SHARES["H100"].memory * w.target.chip.hbm_bandwidth
+    added = 3 * 32 * 32 * 128 * (2 + 8) * 2**17 / 8 / rate
     assert block_seconds(w) == pytest.approx(8 * added)
     assert block_seconds(replace(w, model=replace(w.model, ring="gathered"))) == pytest.approx(2 * added)

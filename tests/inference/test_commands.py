@@ -20,6 +20,7 @@ from tests.inference.runs import converted_folder, run_folder
 from tests.terminal import on_terminal
 
 SPEED = "prefill 1,000.0 tokens/s, decode 10.0 tokens/s\n"
+CPU = "the fastest on CPUs; --compute_dtype=bfloat16 is the dtype of "
 
 
 @pytest.fixture
@@ -187,13 +188,24 @@ def test_ctrl_c_leaves_with_the_text_so_far(run, loaded, monkeypatch, capsys):
     monkeypatch.setattr(FakeGenerator, "session", session)
     assert main(["generate", f"--run={run}", "--prompt=a", "--max_new_tokens=9"]) == 130
     out, err = capsys.readouterr()
-    assert out == "y\n" and err == f"prompt of 1 tokens; {SPEED}"
+    assert out == "y\n" and err == f"computing in float32, {CPU}{run}\nprompt of 1 tokens; {SPEED}"
+
+
+def test_a_command_that_names_a_dtype_computes_in_it(run, loaded, capsys):
+    """And says nothing of it; on a CPU the default is float32."""
+    loaded.script = [[spell("yes")]]
+    loaded.script = 2 * [[spell("yes")]]
+    for option, dtype in (("--compute_dtype=bfloat16", "bfloat16"), ("--max_new_tokens=3", "float32")):
+        assert main(["generate", f"--run={run}", "--prompt=a", "--max_new_tokens=3", option]) == 0
+        assert ("computing in" in capsys.readouterr().err) == (dtype == "float32")
+        assert loaded[-1][1]["compute_dtype"] == dtype
 
 
 def test_after_a_stop_string_only_the_rest_of_the_conversation_is_read(run, loaded, monkeypatch, capsys):
     loaded.script = [[spell("b STOP c")], [spell("d")]]
     type_in(monkeypatch, "a", "c")
     words = ["--chat", "--max_length=600", "--allow_longer", "--max_new_tokens=9", "--stop=STOP"]
+    words += ["--compute_dtype=bfloat16"]
     assert main(["generate", f"--run={run}", *words]) == 0
     out, err = capsys.readouterr()
     (session,) = loaded[0][0].sessions

@@ -8,14 +8,27 @@ import numpy as np
 import pytest
 import torch
 
+from ringformer.checkpoints.saved_model import model_of
 from ringformer.convert import from_hf
 from ringformer.inference import weight_shares
 from ringformer.inference.generator import Generator
+from ringformer.inference.inference_config import usual_dtype
 from ringformer.inference.programs import Programs
 from tests.convert.models import load, save_model
 from tests.inference.models import CONFIG, generator, greedy, log_probabilities
 
 PROMPT = [5, 9, 20, 3, 1]
+
+
+@pytest.mark.parametrize(("asked", "dtype"), [(None, "float32"), ("bfloat16", "bfloat16")])
+def test_a_cpu_computes_in_float32_unless_it_is_told_otherwise(asked, dtype, tmp_path):
+    """A run in bfloat16, which a GPU computes so."""
+    from_hf(save_model(tmp_path / "theirs", "llama_3"), tmp_path / "ours")
+    assert model_of(tmp_path / "ours").compute_dtype == usual_dtype(model_of(tmp_path / "ours"), "gpu") == "bfloat16"
+    generator = Generator.load(tmp_path / "ours", max_length=32, compute_dtype=asked)
+    assert generator.config.compute_dtype == dtype
+    held = {str(x.dtype) for x in jax.tree.leaves(generator._weights)}  # norms are float32
+    assert ("bfloat16" in held) == (dtype == "bfloat16")
 
 
 @pytest.mark.usual("yarn-1,1,1,2")

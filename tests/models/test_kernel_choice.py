@@ -167,3 +167,12 @@ def test_v4_takes_fewer_queries_of_large_heads_that_share_keys(head_dim, kv_head
     """Its VMEM holds no more: 1024 queries of two heads of 256 need 17 of 16 MiB, compiled."""
     monkeypatch.setattr(kernel_choice, "chunk_sizes", lambda chip, d: (1024, 512))
     assert choose({"head_dim": head_dim, "num_kv_heads": kv_heads}, "tpu", "v4")[0] == ("pallas", q_chunk, 512)
+
+
+def test_chunks_on_cpus_are_small():
+    """256 at most, unless the model sets some; what has smaller chunks by default keeps them."""
+    assert choose({}, "cpu", None)[0] == ("xla", 256, 256)
+    assert "; chunks of 256 queries and keys, the fastest on CPUs" in choose({}, "cpu", None)[1]
+    assert choose({}, "cpu", None, local=4096)[0] == ("xla", None, None)
+    assert choose({"q_chunk": 512}, "cpu", None)[0] == ("xla", 512, None)
+    assert choose({"kernel": "xla"}, "gpu", "H100")[0] == ("xla", None, None)

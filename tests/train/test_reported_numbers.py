@@ -27,7 +27,7 @@ from tests.train.runs import MODEL, first_parameters, flatten, read_metrics, rea
 SECONDS = 2.0
 """Each step's, by the clock of the run."""
 FIELDS = {
-    *("loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "peak_memory_gib"),
+    *("loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu_palm", "peak_memory_gib"),
     *("trained_tokens", "masked_tokens"),
     *("eval_loss", "eval_bits_per_byte", "eval_perplexity", "eval_tokens", "eval_loss_to_N"),
 }
@@ -195,7 +195,7 @@ def test_boards_have_every_field(config, monkeypatch, peaks):
         by_position = row.pop("eval_by_position", [])
         assert {"step": step, **values} == row | {f"eval_loss_to_{x['last']}": x["loss"] for x in by_position}
         assert row.get("peak_memory_gib") == (2.0 if peaks and "loss" in row else None)
-        assert ("mfu" in row) == ("loss" in row)
+        assert ("mfu_palm" in row) == ("loss" in row)
     by_step = {step: dict(x for s, values in sent if s == step for x in values.items()) for step, _ in sent}
     assert events(config.run_dir) == {step: pytest.approx(values, rel=1e-6) for step, values in by_step.items()}
     fields = {re.sub(r"_to_\d+", "_to_N", name) for _, values in sent for name in values}

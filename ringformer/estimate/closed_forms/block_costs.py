@@ -3,6 +3,7 @@
 import math
 
 from ringformer.estimate.closed_forms.training import attention_seconds, held_key_heads, itemsize
+from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workloads.training import Workload
 from ringformer.models.attention_options import attention_options
 from ringformer.models.flops import forward_runs, keys_in_window
@@ -31,7 +32,8 @@ def block_seconds(workload: Workload) -> float:
             blocks = min(2, blocks)
         added = blocks * model.ulysses * workload.local_tokens * workload.accumulate
         features = workload.windows.get(0, 0) * model.num_heads * model.head_dim / model.ulysses
-        return (itemsize(model) + 8) * passes * added * features / chip.hbm_bandwidth
+        rate = efficiency(target.generation, model.kernel, model.head_dim).memory * chip.hbm_bandwidth
+        return (itemsize(model) + 8) * passes * added * features / rate
     if model.kernel != "pallas" or chip.tensor_cores is None or not (model.q_chunk and model.k_chunk):
         return 0.0
     tuned = chunk_sizes(target.generation, model.head_dim) or (model.q_chunk, model.k_chunk)

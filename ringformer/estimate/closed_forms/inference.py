@@ -104,7 +104,7 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     shared = tp * sp  # fsdp does not split work
     weights = _read_params(m)
     products, pairs = prefill_flops(workload)
-    compute = products / dp / shared / share.products + pairs / dp / shared / share.pairs
+    compute = products / dp / shared / share.products + pairs / dp / shared / share.forward
     compute /= target.chip.flops(m.compute_dtype)
     layer = weights / m.num_layers / tp * item * (sp > 1)
     tokens = rows * workload.chunk

@@ -39,6 +39,11 @@ ATTENTION_BYTES = {"tpu": (8, 28), "gpu": (24, 24)}
 """Bytes of attention's backward pass by kind of chip: for each element of [T, D] and, with a ring, for each element of
 its keys, which are computed, sent and received at once with their float32 gradients."""
 
+ELEMENTWISE_BYTES = {"D": 220, "F": 60, "V": 16}
+"""HBM bytes that a train step on a GPU moves outside of products and chunk pairs: of each token, for each of the D and
+F features of each layer, and for each of the V logits. They were read from compiled steps of LLaMA 1B and 3B. On TPUs,
+the share of the peak in products includes them."""
+
 VANILLA_BYTES = {"tpu": 8, "gpu": 12}
 """Bytes of vanilla attention for each element of its logits, by kind of chip."""
 
@@ -57,10 +62,22 @@ class StepTime:
     """Lower bound (roofline): each instruction takes its FLOPs at the peak or its bytes, whichever is longer."""
     serial: float = 0.0
     """Upper bound: no data moves while an instruction computes, so both times add up."""
+    host: float = 0.0
+    """Seconds that a GPU waits for its host. The upper bound includes them, the lower bound does not."""
 
     @property
     def step(self) -> float:
-        return self.compute + self.exposed
+        return self.compute + self.exposed + self.host
+
+    @property
+    def at_least(self) -> float:
+        """Lower bound, exposed communication included."""
+        return self.floor + self.exposed
+
+    @property
+    def at_most(self) -> float:
+        """Upper bound, exposed communication included."""
+        return self.serial + self.exposed + self.host
 
     @property
     def tokens_per_second(self) -> float:
@@ -79,7 +96,13 @@ def step_time(schedule: Schedule, tokens: int) -> StepTime:
         by = "machine code or HBM bytes" if schedule.rates.cycles else "HBM bytes"  # GPUs write no machine code
         source = f"{seconds.counted / seconds.overlapped:.0%} of the computation by {by}, the rest {source}"
     return StepTime(
-        seconds.overlapped, schedule.exposed_seconds, tokens, source, seconds.floor, seconds.busy + seconds.memory
+        compute=seconds.overlapped,
+        exposed=schedule.exposed_seconds,
+        tokens=tokens,
+        source=source,
+        floor=seconds.floor,
+        serial=seconds.busy + seconds.memory,
+        host=schedule.host_seconds,
     )
 
 
@@ -106,7 +129,20 @@ def computation_seconds(workload: Workload) -> float:
     rest = (flops - executed_attention_flops(model, workload.seq_len)) * each
     share = efficiency(target.generation, model.kernel, model.head_dim)
     products = rest / (share.products * target.chip.flops(model.compute_dtype))
-    return sum(attention_seconds(workload).values(), products)
+    return products + _elementwise_seconds(workload) + sum(attention_seconds(workload).values())
+
+
+def _elementwise_seconds(workload: Workload) -> float:
+    """Seconds of one step's work on a GPU outside of products and chunk pairs, which is bound by its memory."""
+    model = workload.model
+    target = workload.target
+    if target.chip.kind != "gpu":
+        return 0.0
+    of_layer = ELEMENTWISE_BYTES["D"] * model.hidden_size + ELEMENTWISE_BYTES["F"] * model.intermediate_size
+    of_token = model.num_layers * of_layer + ELEMENTWISE_BYTES["V"] * model.vocab_size
+    tokens = workload.step_tokens / target.num_devices
+    share = efficiency(target.generation, model.kernel, model.head_dim)
+    return tokens * of_token / (share.memory * target.chip.hbm_bandwidth)
 
 
 def attention_seconds(workload: Workload) -> dict[str, float]:
@@ -136,21 +172,22 @@ def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, fl
         "forward": (forwards, PAIR_FORWARD * forwards),
         "backward": (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN),
     }
-    share = efficiency(target.generation, options["kernel"], model.head_dim)
+    assumed = efficiency(target.generation, options["kernel"], model.head_dim)
+    shares = {"forward": assumed.forward, "backward": assumed.backward}
     seconds = {}
     pairs = excess * visible  # of queries, keys, heads
     for (name, (passes, flops)), spilled in zip(parts.items(), SPILLED[target.chip.kind], strict=True):
         memory = 0.0
         if not _logits_on_chip(workload, options):
-            memory = 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
-        seconds[name] = max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
+            memory = 4 * spilled * passes * pairs / (assumed.memory * target.chip.hbm_bandwidth)
+        seconds[name] = max(flops * model.head_dim * pairs / (shares[name] * peak), memory)
     return seconds
 
 
 def computation_time(workload: Workload) -> StepTime:
     """Return the time of a step's computation by the closed form, as if all communication were hidden."""
     assumed = efficiency(workload.target.generation, workload.model.kernel, workload.model.head_dim)
-    spilling = "" if assumed.pairs_of else ", and logits that spill at the memory's rate"
+    spilling = "" if workload.model.kernel != "xla" else ", and logits that spill at the memory's rate"
     return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, f"{CLOSED_FORM}: {assumed}{spilling}")
 
 

@@ -240,7 +240,10 @@ def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
     model = workload.model
     chip = workload.target.chip
     clock = chip.clock_hz if chip.kind == "tpu" else 0.0
-    share = efficiency(target.generation, getattr(model, "kernel", "xla"), getattr(model, "head_dim", LANES))
+    kernel = getattr(model, "kernel", "xla")
+    head_dim = getattr(model, "head_dim", LANES)
+    int8_cache = isinstance(workload, InferenceWorkload) and workload.cache_dtype == "int8"
+    share = efficiency(target.generation, kernel, head_dim, int8_cache)
     links = network(target, mesh)
     return Rates(chip.flops(model.compute_dtype), links, chip.hbm_bandwidth, clock, share, chip.host_bandwidth)
 

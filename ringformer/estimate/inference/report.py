@@ -1,5 +1,6 @@
 """Reports on inference: JSON objects and text."""
 
+from dataclasses import replace
 from typing import Any
 
 from ringformer.estimate.closed_forms.inference import (
@@ -29,7 +30,8 @@ def prefill_time(workload: InferenceWorkload, estimates: dict[str, Estimate]) ->
     later = sum(slots) / slots[-1] if slots[-1] else 0.0
     compute = workload.chunks * first.compute + (last.compute - first.compute) * later
     exposed = workload.chunks * first.exposed + (last.exposed - first.exposed) * later
-    return StepTime(compute, exposed, workload.step_tokens)
+    host = workload.chunks * first.host + (last.host - first.host) * later
+    return StepTime(compute, exposed, workload.step_tokens, host=host)
 
 
 def _first_and_last(
@@ -92,10 +94,10 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
 def _step(workload: InferenceWorkload, estimate: Estimate | None) -> StepTime | None:
     if estimate is None or estimate.schedule is None:
         return None
-    tokens = workload.batch_size
-    if estimate.program != DECODE:
-        tokens *= workload.chunk
-    return step_time(estimate.schedule, tokens)
+    if estimate.program == DECODE:
+        time = step_time(estimate.schedule, workload.batch_size)
+        return replace(time, host=time.host + estimate.schedule.rates.efficiency.token)
+    return step_time(estimate.schedule, workload.batch_size * workload.chunk)
 
 
 def _prefill_json(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> dict[str, Any]:
@@ -109,12 +111,13 @@ def _prefill_json(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
         "first_chunk_seconds_model": first and first.step,
         "last_chunk_seconds_model": last and last.step,
         "tokens_per_second_model": time and time.tokens_per_second,
-        "mfu_model": time and _mfu(workload, time),
+        "mfu_causal_model": time and _causal_mfu(workload, time),
     }
 
 
-def _mfu(workload: InferenceWorkload, time: StepTime) -> float:
-    """Return the share of the devices' peak that the model FLOPs of a prefill take."""
+def _causal_mfu(workload: InferenceWorkload, time: StepTime) -> float:
+    """Return the share of the devices' peak that the model FLOPs of a prefill take; attention counts the pairs that the
+    causal mask leaves."""
     peak = workload.target.num_devices * workload.target.chip.flops(workload.model.compute_dtype)
     return sum(prefill_flops(workload)) / time.step / peak
 
@@ -137,7 +140,8 @@ def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
         several = f" in {workload.chunks:,} chunks of {workload.chunk:,} tokens"
     lines = [
         f"  modelled {seconds_of(time.step)} for the whole context{several}, including {time.exposed:,.3g} s of "
-        f"exposed communication; {figures(time.tokens_per_second)} tokens per second, {_mfu(workload, time):.0%} MFU"
+        f"exposed communication; {figures(time.tokens_per_second)} tokens per second, "
+        f"MFU (causal) {_causal_mfu(workload, time):.0%}"
     ]
     if several:
         lines.append(f"    first chunk {seconds_of(first.step)}, last chunk {seconds_of(last.step)} (details below)")
@@ -148,8 +152,9 @@ def _decode_text(workload: InferenceWorkload, time: StepTime) -> list[str]:
     floor = floor_seconds(workload)
     rows = workload.batch_size
     of_rows = f" in each of {rows} rows" if rows > 1 else ""
+    of_host = f" and {figures(time.host * 1e3)} ms that bytes do not explain" if time.host else ""
     return [
         f"  modelled {figures(time.step * 1e3)} ms per token{of_rows}, including {time.exposed * 1e3:,.3g} ms of "
-        f"exposed communication; {figures(time.tokens_per_second)} tokens per second",
+        f"exposed communication{of_host}; {figures(time.tokens_per_second)} tokens per second",
         f"    at least {figures(floor * 1e3)} ms: weights and cache read once at the memory's rate",
     ]

@@ -73,7 +73,7 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict[str, An
         "exposed_in_ring_loops_bytes": s and s.exposed_in_ring_loops,
         **time_json(time),
         "step_seconds_by_parts": e.by_parts and step_time(e.by_parts, w.step_tokens).step,
-        "step_seconds_bounds": s and time and [time.floor + time.exposed, time.serial + time.exposed],
+        "step_seconds_bounds": s and time and [time.at_least, time.at_most],
         "mfu_causal_model": used.get("causal"),
         "mfu_palm_model": used.get("palm"),
         "advice": proposals,

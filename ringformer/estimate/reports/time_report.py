@@ -114,6 +114,8 @@ def seconds_by_purpose(schedule: Schedule) -> dict[str, float]:
     """Seconds of a step by purpose, largest first."""
     seconds = {name: spent.overlapped for name, spent in schedule.purposes.items()}
     seconds["exposed communication"] = schedule.exposed_seconds
+    if schedule.host_seconds:
+        seconds["waiting for the host"] = schedule.host_seconds
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
@@ -133,13 +135,14 @@ def seconds_text(workload: Workload, estimate: Estimate, time: StepTime, by_docu
         )
         if workload.lora.rank:
             speed += "; frozen weights count no gradient"
+    waiting = f", {seconds_of(time.host)} of waiting for the host" if time.host else ""
     lines = [
         f"{_modelled(time, by_documents)}, from the batch on the devices to the updated state:",
         f"    {seconds_of(time.compute)} of computation, {time.exposed:,.3g} s of communication that the schedule "
-        "leaves exposed",
+        f"leaves exposed{waiting}",
         f"    {time.source}",
-        f"    at least {seconds_of(time.floor + time.exposed)} by bytes and FLOPs at the peak, at most "
-        f"{seconds_of(time.serial + time.exposed)} if no data moves while an instruction computes",
+        f"    at least {seconds_of(time.at_least)} by bytes and FLOPs at the peak, at most "
+        f"{seconds_of(time.at_most)} if no data moves while an instruction computes",
         speed,
     ]
     if not by_documents:
@@ -191,8 +194,9 @@ def purposes_text(schedule: Schedule) -> list[str]:
     if waits := schedule.host_waits:
         most_first = sorted(waits.items(), key=lambda item: -item[1])
         named = ", ".join(f"{count:,.0f} in {name}" for name, count in most_first)
-        lines.append(
-            f"  loops wait for the host at most {sum(waits.values()):,.0f} times, not included in the seconds above: "
-            f"{named}"
-        )
+        each = schedule.rates.efficiency.host_wait
+        counted = "not included in the seconds above"
+        if each:
+            counted = f"{each * 1e6:.3g} microseconds each in the seconds above"
+        lines.append(f"  loops wait for the host at most {sum(waits.values()):,.0f} times, {counted}: {named}")
     return lines

@@ -75,6 +75,11 @@ class Schedule:
         return sum(self.purposes.values(), Seconds())
 
     @property
+    def host_seconds(self) -> float:
+        """Seconds that a GPU waits for its host."""
+        return sum(self.host_waits.values()) * self.rates.efficiency.host_wait
+
+    @property
     def executions(self) -> float:
         """Number of executed transfers."""
         return sum(t.count for t in self.transfers)

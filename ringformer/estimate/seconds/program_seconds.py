@@ -18,6 +18,7 @@ from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.hardware import CHIPS
+from ringformer.hardware.shares import SHARES
 from ringformer.inference.cache.token_attention import ATTEND_TOKEN
 from ringformer.ops.kernels.chunk_sizes import tuned_share
 from ringformer.ops.kernels.kernel_tools import LANES
@@ -39,54 +40,72 @@ chunk pairs."""
 
 
 class Efficiency(NamedTuple):
-    """Shares of the peak that replace the cycles of matrix products without machine code."""
+    """Shares of the peaks that a program reaches where no machine code is counted."""
 
-    pairs: float = 0.55
-    """Share for the products of chunk pairs. It is chosen so that attention takes the same time as by its machine code,
-    exponentials included."""
-    products: float = 0.85
-    """Share for all other products."""
+    forward: float
+    """Share of the peak FLOP/s for the products of chunk pairs, forward."""
+    backward: float
+    """The same in the backward pass, logits computed again included."""
+    products: float
+    """Share of the peak FLOP/s for all other products."""
+    source: str
+    """Kind and source of the shares."""
     pairs_of: str = ""
-    """Source of `pairs`; empty: XLA's code."""
+    """Source of `forward` and `backward`, if it is another."""
+    memory: float = 1.0
+    """Share of the rate of HBM for bytes."""
+    cached: float = 1.0
+    """The same for attention to a cache."""
+    host_wait: float = 0.0
+    """Seconds that a GPU waits for its host in one turn of a loop of unknown length."""
+    token: float = 0.0
+    """Seconds of a decoded token that its bytes do not explain."""
 
     def __str__(self) -> str:
-        whose = self.pairs_of and f" ({self.pairs_of})"
-        return f"FLOPs at {self.pairs:.0%} of the peak in attention{whose}, {self.products:.0%} elsewhere"
+        pairs = f"{self.forward:.0%} of the peak in attention"
+        if self.backward != self.forward:
+            pairs += f" forward, {self.backward:.0%} backward"
+        of_pairs = self.pairs_of and f" ({self.pairs_of})"
+        text = f"FLOPs at {pairs}{of_pairs}, {self.products:.0%} elsewhere"
+        if self.memory < 1:
+            text += f", bytes at {self.memory:.0%} of the memory's rate"
+        return f"{text} ({self.source})"
 
-
-USUAL = Efficiency()
-"""Shares that match the machine code of v5e. They are used for every generation whose own machine code was not read
-completely."""
-
-_EFFICIENCY = {
-    "v4": Efficiency(0.27, 0.70),
-    "v5p": Efficiency(0.55, 0.82),
-    "v6e": Efficiency(0.12, 0.63),
-    "tpu7x": Efficiency(0.12, 0.63),
-}
-"""Shares that match the machine code of whole 7B steps (results/part_cycles.json). For tpu7x, `pairs` comes from the
-machine code of attention alone, and the rest from v6e, whose matrix units have the same size."""
-
-
-_CUDNN = 0.61, "cuDNN's by NVIDIA's table of H200"
-"""Share of the peak, and its source: causal bfloat16 attention over 16K tokens, 64 heads of 128 features, 8 key heads.
-This attention reaches 673 TFLOP/s forward and 579 backward; the peak is 989."""
 
 _PALLAS = "the kernels' by their machine code"
 
 
-def efficiency(generation: str, kernel: str = "xla", head_dim: int = LANES) -> Efficiency:
+def efficiency(generation: str, kernel: str = "xla", head_dim: int = LANES, int8_cache: bool = False) -> Efficiency:
     """Return the shares for a generation (a key of CHIPS), for the kernel that computes attention's blocks
-    (`ops/kernels/block_kernels.py`), and for heads of `head_dim` features. On TPU, a product over a number of features
-    that is not a multiple of 128 takes as long as a product over the next multiple."""
-    own = _EFFICIENCY.get(generation, USUAL)
-    chip = CHIPS.get(generation)
+    (`ops/kernels/block_kernels.py`), for heads of `head_dim` features and for the dtype of a cache. On TPU, a product
+    over a number of features that is not a multiple of 128 takes as long as a product over the next multiple."""
+    own = SHARES[generation]
+    pairs_of = ""
     if kernel == "cudnn":
-        return own._replace(pairs=_CUDNN[0], pairs_of=_CUDNN[1])
-    if kernel == "pallas" and (share := tuned_share(generation, head_dim)):
-        return own._replace(pairs=share, pairs_of=_PALLAS)
-    padded = -(-head_dim // LANES) * LANES if chip and chip.tensor_cores else head_dim
-    return own._replace(pairs=own.pairs * head_dim / padded)
+        forward, backward = own.cudnn(head_dim)
+    elif kernel == "pallas" and (share := tuned_share(generation, head_dim)):
+        forward = backward = share
+        pairs_of = _PALLAS
+    else:
+        padded = head_dim
+        if CHIPS[generation].tensor_cores:
+            padded = -(-head_dim // LANES) * LANES
+        forward = backward = own.attention * head_dim / padded
+    return Efficiency(
+        forward,
+        backward,
+        own.products,
+        source=str(own),
+        pairs_of=pairs_of,
+        memory=own.memory,
+        cached=own.int8_cache if int8_cache else own.memory,
+        host_wait=own.host_wait,
+        token=own.token,
+    )
+
+
+USUAL = efficiency("v5e")
+"""Shares of XLA's code on v5e."""
 
 
 class Rates(NamedTuple):
@@ -182,21 +201,27 @@ class ProgramSeconds:
             return sums
         if instruction.opcode == "call" and not instruction.collective:
             return self.of_computation(instruction.called[0])
-        seconds = self._alone(computation, instruction)
+        named = instruction
         if instruction.opcode == "fusion" and not instruction.op_name:
-            instruction = self.program.root(instruction.called[0])
+            named = self.program.root(instruction.called[0])
+        seconds = self._alone(computation, instruction, purpose(named))
         if not any(seconds):
             return {}
-        return {purpose(instruction): seconds}
+        return {purpose(named): seconds}
 
-    def _alone(self, computation: str, instruction: Instruction) -> Seconds:
+    def _alone(self, computation: str, instruction: Instruction, for_purpose: str) -> Seconds:
         flops = self.program.instruction_flops(computation, instruction)
         rates = self.rates
-        memory = hbm_bytes(self.program, computation, instruction) / rates.hbm_bytes
+        at_full_rate = hbm_bytes(self.program, computation, instruction) / rates.hbm_bytes
+        share_of_rate = rates.efficiency.cached if for_purpose == CACHED else rates.efficiency.memory
+        memory = at_full_rate / share_of_rate
         if instruction.opcode.endswith("-start"):  # overlaps with what follows; of_computation counts its bytes
             return Seconds(memory=memory)
-        share = rates.efficiency.pairs if of_chunk_pairs(instruction) else rates.efficiency.products
-        busy = flops / (share * rates.flops)
+        share_of_peak = rates.efficiency.products
+        if of_chunk_pairs(instruction):
+            is_backward = for_purpose == f"{ATTENTION} backward"
+            share_of_peak = rates.efficiency.backward if is_backward else rates.efficiency.forward
+        busy = flops / (share_of_peak * rates.flops)
         is_counted = memory >= busy
         if self.cycles and rates.cycles:
             cycles = self.cycles.get(self._keys.key(computation, instruction))
@@ -205,7 +230,8 @@ class ProgramSeconds:
                 is_counted = True
         overlapped = max(busy, memory)
         counted = overlapped if is_counted else 0.0
-        return Seconds(busy, memory, overlapped, max(flops / rates.flops, memory), counted, overlapped)
+        floor = max(flops / rates.flops, at_full_rate)
+        return Seconds(busy, memory, overlapped, floor, counted, overlapped)
 
 
 def _overlapped(sums: dict[str, Seconds]) -> float:

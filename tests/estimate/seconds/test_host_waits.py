@@ -1,7 +1,11 @@
 """Where a GPU waits for its host: programs of known answer."""
 
+from ringformer.estimate.closed_forms.training import step_time
 from ringformer.estimate.compiled.program_text import Program
-from ringformer.estimate.seconds.program_seconds import host_waits
+from ringformer.estimate.reports.time_report import purposes_text, seconds_by_purpose
+from ringformer.estimate.seconds.link_loads import Network
+from ringformer.estimate.seconds.overlap import read_schedule
+from ringformer.estimate.seconds.program_seconds import USUAL, Rates, host_waits
 
 TEXT = """
 %pair (x: f32[8]) -> f32[8] {
@@ -39,3 +43,15 @@ def test_a_program_of_known_lengths_never_waits():
         )
         == {}
     )
+
+
+def test_waits_take_the_seconds_that_were_measured():
+    """Forty-four waits: nothing where no share says how long one takes."""
+    rates = Rates(1.0, Network((), 1.0), hbm_bytes=1.0, cycles=0.0)
+    assert read_schedule(TEXT, rates).host_seconds == 0
+    measured = rates._replace(efficiency=USUAL._replace(host_wait=0.5))
+    schedule = read_schedule(TEXT, measured)
+    time = step_time(schedule, tokens=1)
+    assert time.host == schedule.host_seconds == seconds_by_purpose(schedule)["waiting for the host"] == 22
+    assert time.step == time.compute + 22 and time.at_most - time.serial == 22 and time.at_least == time.floor
+    assert "44 times, 5e+05 microseconds each in the seconds above" in "\n".join(purposes_text(schedule))

@@ -7,8 +7,9 @@ from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.program_seconds import Efficiency, ProgramSeconds, Rates, efficiency, purpose
 
-PAIRS, PRODUCTS = 0.5, 0.8
-RATES = Rates(1024.0, network=Network((), 1.0), hbm_bytes=256.0, cycles=10.0, efficiency=Efficiency(PAIRS, PRODUCTS))
+PAIRS, BACKWARD, PRODUCTS = 0.5, 0.4, 0.8
+SHARES = Efficiency(PAIRS, BACKWARD, PRODUCTS, source="assumed: here")
+RATES = Rates(1024.0, network=Network((), 1.0), hbm_bytes=256.0, cycles=10.0, efficiency=SHARES)
 DOT = "f32[8,8]{1,0:S(1)} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 TEXT = """
 %body (x: f32[8,8]) -> f32[8,8] {
@@ -47,13 +48,30 @@ def test_loops_multiply_and_the_slowest_branch_is_taken():
     assert sum(s.floor for s in found.values()) == pytest.approx(4 + 1 + 1)
 
 
-def test_what_is_assumed_is_said():
-    """Of a generation whose machine code was never read in whole, what v5e's says."""
-    assert str(efficiency("v4")) == "FLOPs at 27% of the peak in attention, 70% elsewhere"
-    assert "at 61% of the peak in attention (cuDNN's by NVIDIA's table of H200), 85%" in str(
-        efficiency("H100", "cudnn")
+def test_shares_say_where_they_come_from():
+    """Counted in machine code, measured, or assumed to be those of another chip."""
+    counted = "machine code: results/part_cycles.json"
+    assert str(efficiency("v4")) == f"FLOPs at 27% of the peak in attention, 70% elsewhere ({counted})"
+    assert str(efficiency("H200", "cudnn", 128)) == (
+        "FLOPs at 58% of the peak in attention forward, 52% backward, 71% elsewhere, bytes at 71% of the memory's rate "
+        "(measured: results/gpu.json, 2026-11-27)"
     )
-    assert efficiency("v3") == efficiency("h100") == efficiency("v5e") == Efficiency(0.55, 0.85)
+    h100 = efficiency("H100", "cudnn", 128)
+    assert h100 == efficiency("H200", "cudnn", 128)._replace(source="assumed: H200's, which were measured")
+    assert efficiency("v3")._replace(source="") == efficiency("v5e")._replace(source="")
+    assert "(the kernels' by their machine code), 85% elsewhere" in str(efficiency("v5e", "pallas"))
+
+
+def test_bytes_take_as_long_as_the_memory_lets_them():
+    """A product at 40% of the peak in the backward; a negation at half of the memory's rate, at a quarter in attention
+    to an int8 cache. The lower bound is at the full rate."""
+    backward = TEXT.replace("jit(step)/attention", "transpose(jvp())/attention")
+    assert seconds(text=backward).purposes["attention backward"].overlapped == pytest.approx(4 / BACKWARD)
+    slow = RATES._replace(efficiency=SHARES._replace(memory=0.5, cached=0.25))
+    cached = TEXT.replace("optimizer/neg", "attend_token/neg")
+    for text, name, expected in ((TEXT, "optimizer", 2.0), (cached, "attention to the cache", 4.0)):
+        found = ProgramSeconds(Program.parse(text), slow).purposes[name]
+        assert (found.overlapped, found.floor) == (expected, 1.0)
 
 
 def test_known_machine_code_replaces_the_assumption():
