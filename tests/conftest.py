@@ -9,6 +9,7 @@ from tests.cpu_flags import FLAGS, OLD_EMITTERS
 
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")  # commands keep no programs in the user's cache
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 
 import jax

@@ -19,6 +19,7 @@ from ringformer.files.run_layout import CASES, EVALS
 from ringformer.inference.options import asked_dtype, load_generator
 from ringformer.inference.text.run_text import RunText
 from ringformer.inference.text.text_generator import TextGenerator
+from ringformer.parallel.compilation_cache import keep_programs
 from ringformer.parallel.mesh import simulate_cpu_devices
 from ringformer.plotting import check_matplotlib
 from ringformer.runs.config_file import register_models
@@ -146,6 +147,7 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
         check_output(args.out, "--out")
     check_matplotlib()
     simulate_cpu_devices(args.cpu_devices)
+    keep_programs()
     register_models(args.config)
     if is_hugging_face(args.run) and not args.out:
         raise ValueError(f"{args.run} is a Hugging Face checkpoint, which is never written to: set --out")

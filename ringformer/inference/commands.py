@@ -78,10 +78,12 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 
 
 def _generate(args: argparse.Namespace) -> int:
+    from ringformer.parallel.compilation_cache import keep_programs
     from ringformer.parallel.mesh import simulate_cpu_devices
 
     _check(args)
     simulate_cpu_devices(args.cpu_devices)
+    keep_programs()
     member = member_of(args, MEET_SECONDS)
     prompt = None
     if args.prompts is None:

@@ -93,6 +93,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     import jax
     from flax.traverse_util import flatten_dict
 
+    from ringformer.parallel.compilation_cache import keep_programs
     from ringformer.parallel.mesh import simulate_cpu_devices
     from ringformer.processes.software import software
     from ringformer.runs.config_file import load_config, parse_stages
@@ -104,6 +105,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     if args.stage is not None and not values.stages:
         raise ValueError(f"--stage={args.stage}: the config has no stages")
     simulate_cpu_devices(configs[0].cpu_devices)
+    keep_programs()
     seconds = configs[0].handshake_seconds
     if (member := member_of(args, seconds)) is not None:
         if not values.run_dir:
