@@ -15,6 +15,21 @@ SCATTER = "scatter_gradient"
 """Name scopes of the two collectives, which distinguish them in a compiled program."""
 
 
+TILES = {128: 0.0225, 8: 0.01}
+"""Lanes and sublanes of a tile of a TPU's memory, with the most padding, relative to the size, to fill them. XLA
+scatters a gradient while the device computes if every shard has whole tiles; otherwise it may sum all of it."""
+
+
+def padded_size(size: int, shards: int) -> int:
+    """Return the size of a dimension, padded to equal shards, and these to whole tiles where `TILES` allows it."""
+    rows = -(-size // shards)
+    for tile, most_padding in TILES.items():
+        in_tiles = -(-rows // tile) * tile * shards
+        if in_tiles <= (1 + most_padding) * size:
+            return in_tiles
+    return rows * shards
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def gather_weight(
     w: Float32[Array, "..."], axes: tuple[str, ...], dim: int, size: int, dtype: DTypeLike
@@ -24,7 +39,8 @@ def gather_weight(
     The weight travels in `dtype`; its gradient is summed over the devices in float32 and scattered.
 
     Args:
-      w: the shard. Its dimension `dim` holds 1/n of the padded size, where n is the product of the sizes of `axes`.
+      w: the shard. Its dimension `dim` holds 1/n of the padded size (`padded_size`), where n is the product of the
+        sizes of `axes`.
       axes: mesh axes that shard the weight, major first; w varies over all of them.
       dim: the sharded dimension, negative.
       size: logical size of that dimension; padding beyond it is removed.
@@ -40,7 +56,7 @@ def _forward(w, axes, dim, size, dtype):
 
 def _backward(axes, dim, size, dtype, _, dw):
     padding = [(0, 0)] * dw.ndim
-    padding[dim] = (0, -size % lax.axis_size(axes))
+    padding[dim] = (0, padded_size(size, lax.axis_size(axes)) - size)
     dw = jnp.pad(dw.astype(jnp.float32), padding)
     with jax.named_scope(SCATTER):
         return (lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)

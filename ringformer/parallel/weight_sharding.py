@@ -4,7 +4,8 @@ ZeRO-3 shards one dimension over (fsdp, sp). tp shards heads and feed-forward fe
 without them, tp is one more axis of ZeRO. Vectors are replicated.
 
 ZeRO shards the largest dimension that divides evenly; if there is none, it shards the dimension that needs the least
-padding. Padding is zero, stays zero (its gradient is zero), and is removed before a weight is used or written to disk.
+padding. Large dimensions, such as vocabularies, are padded to whole tiles too (`padded_size`). Padding is zero, stays
+zero (its gradient is zero), and is removed before a weight is used or written to disk.
 """
 
 import math
@@ -19,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from ringformer.ops.tokenwise.layer_weight import LayerWeight
-from ringformer.parallel.gather_weight import gather_weight, stand_in
+from ringformer.parallel.gather_weight import gather_weight, padded_size, stand_in
 
 TENSOR_PARALLEL = "HKF"
 """Shape letters that tp shards."""
@@ -51,7 +52,7 @@ class WeightSharding:
         """Shape of the global array, with padding."""
         shape = list(self.shape)
         if self.zero_dim is not None:
-            shape[self.zero_dim] = -(-shape[self.zero_dim] // self.shards) * self.shards
+            shape[self.zero_dim] = padded_size(shape[self.zero_dim], self.shards)
         return tuple(shape)
 
     def pad(self, w: jax.Array) -> jax.Array:

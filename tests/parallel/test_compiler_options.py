@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import CHIPS
 from ringformer.models.families.llama import LlamaConfig
+from ringformer.parallel.gather_weight import padded_size
 from tests.hlo import on_cuda, on_tpu
 
 WEIGHTS = "weights gathered", "gradients reduced"
@@ -58,3 +60,19 @@ def test_gathers_are_asynchronous_without_sparse_cores():
     gathered, reduced = ({key[1:]: n for key, n in sums.items() if key[0] == name} for name in WEIGHTS)
     assert gathered["all-gather", True] >= 0.9 * sum(gathered.values()), gathered
     assert reduced["all-reduce", False] == pytest.approx(2 * 4 * (LAYERS + TABLES), rel=0.01), "twice, in float32"
+
+
+@pytest.mark.slow
+@on_tpu
+@pytest.mark.parametrize("vocab_size", [128256, 151936, 100278])
+def test_gradients_of_a_vocabulary_are_scattered_while_a_device_computes(vocab_size):
+    """On 64 devices, where equal shards of these vocabularies are no whole tiles: XLA would sum the whole gradient, or
+    scatter it synchronously. Nothing of more than a megabyte is synchronous."""
+    model = replace(MODEL, vocab_size=vocab_size)
+    schedule = compile_apart(Workload(model, find_target("v5p-128"), "1,1,1,64", 64 * 1024)).schedule
+    large = [t for t in schedule.transfers if t.bytes > 1e6]
+    assert [t for t in large if not t.asynchronous] == []
+    assert [t for t in large if t.kind == "all-reduce"] == []
+    scattered = sum(t.all_bytes for t in large if t.kind == "reduce-scatter")
+    tables = 2 * padded_size(vocab_size, 64) * model.hidden_size
+    assert scattered == pytest.approx(4 * (LAYERS + tables), rel=0.01)

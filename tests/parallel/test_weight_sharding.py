@@ -3,11 +3,15 @@
 import math
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
 
 from ringformer.models.families.llama import PRESETS, LlamaConfig
-from ringformer.parallel.mesh import AXIS_NAMES
+from ringformer.parallel.gather_weight import gather_weight, padded_size, stand_in
+from ringformer.parallel.mesh import AXIS_NAMES, make_mesh
 from ringformer.parallel.parameters import weight_shardings
 from ringformer.parallel.weight_sharding import shard_weight
 
@@ -47,3 +51,44 @@ def test_heads_and_features_go_to_tp():
     assert shard_weight("FD", (3, 192, 64), mesh).spec[1] == "tp"
     # 2 key heads on 4 tp ranks: not sharded by head; tp joins the axes of ZeRO
     assert shard_weight("DKd", (3, 64, 2, 16), mesh).spec[1] == ("fsdp", "sp", "tp")
+
+
+@pytest.mark.parametrize(
+    ("size", "shards", "padded"),
+    [
+        (128256, 64, 64 * 2048),
+        (151936, 64, 64 * 2376),  # 128 rows would need 2.4%
+        (262208, 64, 64 * 4104),
+        (14336, 64, 14336),
+        (32000, 256, 32000),
+        (257, 8, 264),
+    ],
+)
+def test_large_dimensions_are_padded_to_whole_tiles(size, shards, padded):
+    """128 rows a shard if that takes at most 2.25%, or else eight if at most 1%."""
+    assert padded_size(size, shards) == padded
+
+
+def test_a_gradient_of_whole_tiles_is_that_of_the_weight():
+    """8,100 rows on 8 devices are 1,024 a device: each device's gradient of the gathered weight, summed, and zero in
+    the padding; also through the stand-in of a layer's weight."""
+    mesh = make_mesh("1,2,1,4", jax.devices())
+    axes = ("fsdp", "sp")
+    size, whole = 8100, padded_size(8100, 8)
+    assert whole == 8 * 1024
+    w = np.pad(np.random.default_rng(0).normal(size=(size, 3)).astype(np.float32), [(0, whole - size), (0, 0)])
+    given = jnp.asarray(np.random.default_rng(1).normal(size=(8, size, 3)).astype(np.float32))
+
+    def of_device(w, given):
+        gathered, pull_back = jax.vjp(lambda w: gather_weight(w, axes, -2, size, jnp.float32), w)
+        zeros, pull_back_stand_in = jax.vjp(lambda w: stand_in(w, axes, -2, size), w)
+        assert zeros.shape == gathered.shape
+        return gathered[None], *pull_back(given[0]), *pull_back_stand_in(given[0])
+
+    run = jax.shard_map(
+        of_device, mesh=mesh, in_specs=(P(axes), P(axes)), out_specs=(P(axes), P(axes), P(axes)), check_vma=False
+    )
+    gathered, dw, of_stand_in = jax.jit(run)(w, given)
+    assert all(np.array_equal(each, w[:size]) for each in gathered)
+    np.testing.assert_allclose(dw[:size], given.sum(axis=0), rtol=1e-5, atol=1e-5)
+    assert not np.asarray(dw[size:]).any() and np.array_equal(dw, of_stand_in)
