@@ -26,8 +26,8 @@ def seconds_nearby(chosen: Candidate, compiler: RunCompiler) -> dict[str, float 
     """Seconds of a step of each neighbour, as the plan compares them (on TPU by machine code), or why it cannot be."""
     found: dict[str, float | str] = {}
     for other in neighbours(chosen):
-        if other.impossible:
-            found[str(other)] = other.impossible
+        if reason := other.reason_against:
+            found[str(other)] = reason
             continue
         try:
             step = compiler.timed(other.workload)
