@@ -15,17 +15,20 @@ SCATTER = "scatter_gradient"
 """Name scopes of the two collectives, which distinguish them in a compiled program."""
 
 
-TILES = {128: 0.0225, 8: 0.01}
-"""Lanes and sublanes of a tile of a TPU's memory, with the most padding, relative to the size, to fill them. XLA
-scatters a gradient while the device computes if every shard has whole tiles; otherwise it may sum all of it."""
+TILES = (128, 8)
+"""Lanes and sublanes of a tile of a TPU's memory. XLA scatters a gradient while the device computes if every shard has
+whole tiles; otherwise it may sum all of it, or scatter it synchronously."""
+MOST_PADDING = 0.0235
+"""Most padding of a dimension, relative to its size, to fill tiles. More would also pad the 32,000 tokens of LLaMA on
+256 devices, whose sums are the same with padding."""
 
 
 def padded_size(size: int, shards: int) -> int:
-    """Return the size of a dimension, padded to equal shards, and these to whole tiles where `TILES` allows it."""
+    """Return the size of a dimension, padded to equal shards, and these to whole tiles if `MOST_PADDING` allows it."""
     rows = -(-size // shards)
-    for tile, most_padding in TILES.items():
+    for tile in TILES:
         in_tiles = -(-rows // tile) * tile * shards
-        if in_tiles <= (1 + most_padding) * size:
+        if in_tiles <= (1 + MOST_PADDING) * size:
             return in_tiles
     return rows * shards
 

@@ -116,7 +116,7 @@ def plan(
                     refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
                     break
                 if compiler.thorough:
-                    best = _fastest_nearby(candidate, compiler, excess, failed)
+                    best = _fastest_nearby(candidate, compiler, failed)
                 run = compiler.run(best.workload)
             except CompilerFailure as failure:
                 failures.append(failure)
@@ -133,7 +133,7 @@ def plan(
     return Plan(goal, None, None, refused, excess)
 
 
-def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, failed: set[Workload]) -> Candidate:
+def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, failed: set[Workload]) -> Candidate:
     """Return the candidate, unless a neighbour fits, has not failed, and has a compiled step that is over 3% faster;
     then repeat from that neighbour.
 
@@ -141,8 +141,7 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
     """
     seconds = candidate.timed(compiler.timed(candidate.workload)).step
     for other in neighbours(candidate):
-        too_large = other.peak * excess > other.workload.target.budget
-        if other.impossible or too_large or other.workload in failed:
+        if other.reason_against or other.workload in failed:
             continue
         compiler.log(f"  {seconds_of(seconds)} per step; compiling its neighbour {other}")
         try:
@@ -151,7 +150,7 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
             compiler.log(f"  {failure}")
             continue
         if step.fits and other.timed(step).step < GAIN * seconds:
-            return _fastest_nearby(other, compiler, excess, failed)
+            return _fastest_nearby(other, compiler, failed)
     return candidate
 
 
