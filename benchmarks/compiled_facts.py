@@ -80,7 +80,7 @@ def facts(workload: Workload) -> dict:
         "reduced_over_weights": sent["gradients reduced"] / (4 * workload.trained_params * workload.accumulate),
         "synchronous": synchronous,
         "exposed_seconds": schedule.exposed_seconds,
-        "seconds": schedule.seconds.overlapped + schedule.exposed_seconds,
+        "seconds": schedule.seconds.overlapped + schedule.exposed_seconds + schedule.host_seconds,
         "compiled_by": compiled_by(workload.target),
         "date": today(),
     }

@@ -133,7 +133,7 @@ def test_numbers_are_those_of_the_estimates():
         expected = {
             "GPU memory": f"{peak:.1f} of {memory:.1f} GiB",
             "tokens per second at 512K": f"{of_config[-1]['tokens_per_second_model']:,.0f}",
-            "MFU at 512K": f"{of_config[-1]['mfu_causal_model']:.0%}",
+            "MFU (causal) at 512K": f"{of_config[-1]['mfu_causal_model']:.0%}",
             "tokens": f"{sum(stage['tokens'] for stage in of_config) / 1e6:.0f}M",
             "days": f"{sum(stage['days_model'] for stage in of_config):.2f}",
             "GPU-hours": f"{sum(stage['device_hours_model'] for stage in of_config):.0f}",

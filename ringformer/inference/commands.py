@@ -83,8 +83,9 @@ def _generate(args: argparse.Namespace) -> int:
 
     _check(args)
     simulate_cpu_devices(args.cpu_devices)
-    keep_programs()
     member = member_of(args, MEET_SECONDS)
+    if member is None:
+        keep_programs()
     prompt = None
     if args.prompts is None:
         prompt = _prompt(args)

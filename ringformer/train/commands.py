@@ -105,9 +105,10 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     if args.stage is not None and not values.stages:
         raise ValueError(f"--stage={args.stage}: the config has no stages")
     simulate_cpu_devices(configs[0].cpu_devices)
-    keep_programs()
     seconds = configs[0].handshake_seconds
-    if (member := member_of(args, seconds)) is not None:
+    if (member := member_of(args, seconds)) is None:
+        keep_programs()
+    else:
         if not values.run_dir:
             raise ValueError("several processes need a common folder: set it, e.g. --config.run_dir=/shared/runs/mine")
         asked = {"--stage": args.stage, "--allow": args.allow}

@@ -24,9 +24,9 @@ print(jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((8, 8)))[0, 0])
 """
 
 
-def start(folder: Path, devices: int = 1) -> tuple[str, str, tuple[int, int] | None]:
+def start(folder: Path, devices: int = 1, **variables: str) -> tuple[str, str, tuple[int, int] | None]:
     """Run the program; return its output, its messages, and the programs that it read and compiled."""
-    environment = cpu_environment(XDG_CACHE_HOME=str(folder))
+    environment = cpu_environment(XDG_CACHE_HOME=str(folder), **variables)
     del environment[VARIABLE]
     command = [sys.executable, "-c", PROGRAM % devices]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -53,9 +53,14 @@ def test_the_second_start_compiles_nothing(tmp_path):
 @pytest.mark.skipif(
     jax.__version_info__ >= (0, 12), reason="JAX reads programs of several CPU devices back as they were"
 )
-def test_programs_of_simulated_devices_are_not_kept(tmp_path):
+@pytest.mark.parametrize(
+    "simulated",
+    [{}, {"JAX_NUM_CPU_DEVICES": "2"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}],
+    ids=["by the command", "by a variable", "by a flag"],
+)
+def test_programs_of_simulated_devices_are_not_kept(tmp_path, simulated):
     """What JAX reads back computes wrong numbers (docs/simulated-devices.md)."""
-    _, _, counts = start(tmp_path, devices=2)
+    _, _, counts = start(tmp_path, devices=0 if simulated else 2, **simulated)
     assert counts is None and not list(tmp_path.iterdir())
 
 
@@ -66,7 +71,7 @@ def configured(tmp_path, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jax.config, "update", set_here.__setitem__)
-    monkeypatch.setitem(jax.config.values, "jax_enable_compilation_cache", True)
+    monkeypatch.setattr(compilation_cache, "_may_keep", lambda: True)
     monkeypatch.setattr(compilation_cache, "_count_programs", lambda folder: None)
     return set_here
 
@@ -77,8 +82,29 @@ def test_the_folder_is_the_user_s_alone_and_its_size_is_bounded(configured, tmp_
     keep_programs()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert configured["jax_compilation_cache_dir"] == str(folder)
-    assert configured["jax_compilation_cache_max_size"] == 4 * 2**30
     assert configured["jax_persistent_cache_min_compile_time_secs"] == 0
+
+
+def test_the_oldest_programs_are_deleted_above_the_limit(configured, monkeypatch, tmp_path):
+    folder = tmp_path / "ringformer" / "programs"
+    folder.mkdir(parents=True)
+    for age, name in enumerate(("new", "middle", "old")):
+        (folder / name).write_bytes(bytes(100))
+        os.utime(folder / name, (1e9 - age, 1e9 - age))
+    monkeypatch.setattr(compilation_cache, "MOST_BYTES", 200)
+    keep_programs()
+    assert {file.name for file in folder.iterdir()} == {"new", "middle"}
+
+
+def test_a_user_without_a_home_keeps_no_programs(configured, monkeypatch, capsys):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    keep_programs()
+    assert configured == {} and "compiled programs are not kept: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["", "/somewhere"])

@@ -174,9 +174,12 @@ class ProgramSeconds:
             sums: dict[str, Seconds] = {}
             for instruction in self.program.computations[name].values():
                 _add(sums, self.of_instruction(name, instruction))
-            waiting = sum(s.memory for s in sums.values()) - _overlapped(sums)
+            moving = sum(s.memory for s in sums.values())
+            waiting = moving - _overlapped(sums)
             if waiting > 0:
-                _add(sums, {COPIES: Seconds(overlapped=waiting, floor=waiting, counted=waiting)})
+                at_full_rate = moving * self.rates.efficiency.memory - sum(s.floor for s in sums.values())
+                floor = min(waiting, max(0.0, at_full_rate))
+                _add(sums, {COPIES: Seconds(overlapped=waiting, floor=floor, counted=waiting)})
             self._computations[name] = sums
         return self._computations[name]
 
