@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -54,9 +55,28 @@ PROFILED = {
 }
 """Train steps whose kernels are timed one by one, as `STEPS`."""
 
-BY_ROW = {"attention": ATTENTION, "inference": INFERENCE, "steps": STEPS, "step_kernels": PROFILED}
+WINDOWS = {
+    "full": [(4096, 8, 4, 256, 1024), (4096, 8, 8, 128, 2048), (16384, 16, 8, 256, 1024), (16384, 32, 32, 128, 4096)],
+    "small": [(256, 4, 2, 32, 48), (8192, 2, 1, 32, 48)],
+}
+"""Tokens, query heads, key heads, head size, window; the longest are Gemma 3 12B's and OLMo 3 7B's at 128K on eight
+devices."""
+MOST_DENSE = 4096
+"""Tokens up to which dense attention is computed, for errors instead of TFLOP/s."""
+
+BY_ROW = {"attention": ATTENTION, "windows": WINDOWS, "inference": INFERENCE, "steps": STEPS, "step_kernels": PROFILED}
 """Parts that measure one configuration after the other, each in a process of its own."""
-PARTS = ("parity", "products", "head_sizes", "attention", "token_attention", "inference", "steps", "step_kernels")
+PARTS = (
+    "parity",
+    "products",
+    "head_sizes",
+    "attention",
+    "windows",
+    "token_attention",
+    "inference",
+    "steps",
+    "step_kernels",
+)
 ENOUGH_SECONDS = 60
 """Seconds of steps after which four of a configuration are enough."""
 
@@ -115,7 +135,6 @@ def attention(size: str, index: int) -> list[dict]:
     import jax
     import jax.numpy as jnp
 
-    from ringformer.models.flops import PAIR_BACKWARD, PAIR_FORWARD, PAIR_LOGITS_AGAIN
     from ringformer.ops.ring_attention import ring_attention
 
     rows = []
@@ -135,29 +154,77 @@ def attention(size: str, index: int) -> list[dict]:
         runs[f"{kernel}, {name}"] = op, partial(_with_gradients, op)
     for name, (forward, both) in runs.items():
         pairs = heads * T * T / 2 / (16 if "16 documents" in name else 1)
-        seconds = [
-            median_seconds(partial(jax.jit(run), *arrays))
-            for run, arrays in ((forward, (q, k, v)), (both, (q, k, v, do)))
-        ]
-        flops = PAIR_FORWARD, PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
-        tflops = [n * 128 * pairs / s / 1e12 for n, s in zip(flops, seconds, strict=True)]
-        rows.append(
-            {
-                "kernel": name,
-                "T": T,
-                "heads": heads,
-                "key_heads": key_heads,
-                "forward_tflops": tflops[0],
-                "both_tflops": tflops[1],
-            }
-        )
+        tflops = _tflops(forward, both, (q, k, v, do), 128 * pairs)
+        rows.append({"kernel": name, "T": T, "heads": heads, "key_heads": key_heads, **tflops})
     return rows
+
+
+def windows(size: str, index: int) -> list[dict]:
+    """TFLOP/s of the op within the window of a model, by kernel, in the two parts that a rank has in zigzag: forward
+    and forward + backward, bfloat16; masked pairs are not counted. The error of o and the gradients, relative to dense
+    attention in float32, where this takes little memory."""
+    import jax
+    import jax.numpy as jnp
+
+    from ringformer.ops.dense_reference import dense_attention
+
+    rows = []
+    T, heads, key_heads, head_dim, window = WINDOWS[size][index]
+    shapes = (1, T, heads, head_dim), (1, T, key_heads, head_dim), (1, T, key_heads, head_dim), (1, T, heads, head_dim)
+    keys = jax.random.split(jax.random.key(T), 4)
+    arrays = [jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True)]
+    expected = None
+    if T <= MOST_DENSE:
+        with jax.default_matmul_precision("highest"):
+            dense = partial(_with_gradients, partial(dense_attention, window=window))
+            expected = jax.jit(dense)(*(x.astype(jnp.float32) for x in arrays))
+    for kernel in ("xla", "cudnn") if _on_gpu() else ("xla",):
+        op = _within_window(kernel, window)
+        both = partial(_with_gradients, op)
+        row = {"kernel": kernel, "T": T, "heads": heads, "key_heads": key_heads, "head_dim": head_dim, "window": window}
+        if expected is None:
+            row |= _tflops(op, both, tuple(arrays), head_dim * heads * window * (T - window / 2))
+        else:
+            for name, ours, exact in zip(("o", "dq", "dk", "dv"), jax.jit(both)(*arrays), expected, strict=True):
+                row[name] = float(jnp.linalg.norm(ours.astype(jnp.float32) - exact) / jnp.linalg.norm(exact))
+        rows.append(row)
+    return rows
+
+
+def _tflops(forward: Callable[..., Any], both: Callable[..., Any], arrays: tuple, features: float) -> dict[str, float]:
+    """Return the TFLOP/s of the forward pass and of both; `features`: visible pairs times head size."""
+    import jax
+
+    from ringformer.models.flops import PAIR_BACKWARD, PAIR_FORWARD, PAIR_LOGITS_AGAIN
+
+    seconds = median_seconds(partial(jax.jit(forward), *arrays[:3]))
+    seconds_of_both = median_seconds(partial(jax.jit(both), *arrays))
+    flops_of_both = PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
+    return {
+        "forward_tflops": PAIR_FORWARD * features / seconds / 1e12,
+        "both_tflops": flops_of_both * features / seconds_of_both / 1e12,
+    }
 
 
 def _on_gpu() -> bool:
     import jax
 
     return jax.default_backend() == "gpu"
+
+
+def _within_window(kernel: str, window: int) -> Callable[..., Any]:
+    """Make the op within a window, of the two parts that a rank has in zigzag."""
+    import jax
+    import numpy as np
+
+    from ringformer.ops.ring_attention import ring_attention
+
+    chunk = max(128, window // 4)
+    chunks = {} if kernel == "cudnn" else {"q_chunk": chunk, "k_chunk": chunk}
+    op = partial(ring_attention, axis_name="sp", layout="zigzag", kernel=kernel, window=window, **chunks)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("sp",))
+    spec = jax.sharding.PartitionSpec(None, "sp")
+    return jax.shard_map(op, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
 
 
 def _call(q, k, v):
@@ -329,7 +396,13 @@ def main() -> None:
             "head_sizes": head_sizes,
             "device": lambda _: jax.devices()[0].device_kind,
         }
-        of_rows = {"attention": attention, "steps": step, "step_kernels": step_kernels, "inference": inference}
+        of_rows = {
+            "attention": attention,
+            "windows": windows,
+            "steps": step,
+            "step_kernels": step_kernels,
+            "inference": inference,
+        }
         print(json.dumps(of_rows[kind](size, int(index)) if kind in of_rows else found[kind](size)))
         return
     from ringformer.estimate.workloads.targets import find_target
@@ -370,7 +443,8 @@ def measure(results: dict, part: str, size: str, missing: bool, out: Path | None
     rows = [row for row in results.get(part, ()) if missing and "error" not in row]
     configurations = BY_ROW[part][size] if part in BY_ROW else [None]
     for index, configuration in enumerate(configurations):
-        if any(configuration is None or _is_of(row, part, configuration) for row in rows):
+        measured = [row for row in rows if "error" not in row]
+        if any(configuration is None or _is_of(row, part, configuration) for row in measured):
             continue
         found = _part(part if configuration is None else f"{part}:{index}", size)
         rows += found if isinstance(found, list) else [found]
@@ -383,6 +457,8 @@ def _is_of(row: dict, part: str, configuration: tuple) -> bool:
     """Return whether a row of results is of this configuration."""
     if part == "attention":
         return row["T"] == configuration[0]
+    if part == "windows":
+        return (row["T"], row["head_dim"]) == (configuration[0], configuration[3])
     if part == "inference":
         return (row["model"], row["tokens"], row["chunk"], row["cache_dtype"]) == configuration
     model, tokens, settings = configuration

@@ -62,18 +62,21 @@ class ChunkAttention(NamedTuple):
     def attend(self, kind: LayerKind, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[Any, Any]:
         """Attend in a layer of a kind; `layer` is its number in the cache."""
         c = self.config
-        options = attention_options(c, kind, c.ulysses * q.shape[1])
+        tokens = c.ulysses * q.shape[1]
+        options = attention_options(c, kind, tokens, documents=False)
         ring = partial(c.attend, q, k, v, axis_name="sp", layout=c.layout, ulysses=c.ulysses, ring=c.ring, **options)
         if not self.reads and not self.beginning:
             return ring(), (k, v)
         if kind.window:
             last = self.last[kind.window]
+            options = attention_options(c, kind, tokens, documents=True)  # absent tokens have ids of their own
             return attend_window(q, k, v, self.cache, layer, last, self.order, "sp", **options), (k, v)
         seen = [softmax_of(*ring(return_lse=True))]
         if self.reads:
             seen.append(attend_cached(q, self.cache, layer, self.reads, self.chunk.pieces, "sp", **options))
         for shared in self.beginning:
             assert self.prefix_reads is not None
-            options = attention_options(c, kind, q.shape[0] * q.shape[1] * self.ranks)
+            tokens = q.shape[0] * q.shape[1] * self.ranks
+            options = attention_options(c, kind, tokens, documents=False)
             seen.append(attend_cached(q, shared.cache, layer, self.prefix_reads, shared.pieces, "sp", **options))
         return online_softmax.output(reduce(online_softmax.join, seen)).astype(q.dtype), (k, v)

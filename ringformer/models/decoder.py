@@ -180,6 +180,7 @@ def _attend(
     place: dict[str, Any] = {"axis_name": None, "layout": "contiguous", "ulysses": 1, "rings": 1}
     if c.on_ring and axes.sp is not None:
         place = {"axis_name": axes.sp, "layout": c.layout, "ulysses": c.ulysses, "rings": axes.rings}
-    options = attention_options(c, kind, place["ulysses"] * q.shape[1])
+    tokens = place["ulysses"] * q.shape[1]
+    options = attention_options(c, kind, tokens, documents=segment_ids is not None)
     o = c.attend(q, k, v, segment_ids=segment_ids, segments=segments, ring=c.ring, **place, **options)
     return o, None

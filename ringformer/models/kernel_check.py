@@ -126,7 +126,7 @@ def make_trial(model: DecoderConfig, local_tokens: int, tp: int, packed: bool, b
     part."""
     chunks = max(model.q_chunk or 0, model.k_chunk or 0)
     window = model.window
-    of_window = attention_options(model, LayerKind(window), local_tokens)
+    of_window = attention_options(model, LayerKind(window), local_tokens, documents=packed)
     if of_window["kernel"] != model.kernel:
         window = 0  # XLA computes these layers
     heads, key_heads = (max(1, n // tp // model.head_groups) for n in (model.num_heads, model.num_kv_heads))

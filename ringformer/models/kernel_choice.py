@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from ringformer.hardware import CHIPS, Chip
+from ringformer.models.attention_options import kernel_of
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import ModelConfig
 from ringformer.ops.kernels.block_kernels import (
@@ -12,8 +13,8 @@ from ringformer.ops.kernels.block_kernels import (
     check_both_ways,
     check_head_size,
     check_kernel,
-    check_logits,
     check_masks,
+    window_fault,
 )
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 from ringformer.ops.kernels.flash_attention import vmem_bytes
@@ -69,13 +70,13 @@ def with_kernel(
     halves = None
     if model.ring == "both_ways" and ring_size > 1 and 0 in model.windows:
         halves = model.held_key_heads(tp)
-    kernel, why = _chosen(model, platform, generation, masks, halves)
+    kernel, why = _chosen(model, platform, generation, masks, halves, local_tokens)
     if model.kernel != "auto":
         why = "as configured"
         if model.kernel == "xla" != kernel:
             why += f"; auto would be {kernel}"
         kernel = model.kernel
-    _check(model, kernel, platform, masks, chip, halves)
+    _check(model, kernel, platform, masks, chip, halves, local_tokens)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
         most = _largest_chunk(model, local_tokens, ring_size)
@@ -86,13 +87,13 @@ def with_kernel(
     if platform == "cpu" and no_chunks and default_chunk(local_tokens) > CPU_CHUNK:
         model = replace(model, q_chunk=CPU_CHUNK, k_chunk=CPU_CHUNK)
         why += f"; chunks of {CPU_CHUNK} queries and keys, the fastest on CPUs"
-    if kernel == "cudnn" and model.window:
+    if model.window and kernel_of(model, model.window, local_tokens, masks) != kernel:
         why += f"; xla computes the {model.windows[model.window]} layers with a window"
     return model, f"kernel {kernel}: {why}"
 
 
 def _chosen(
-    model: DecoderConfig, platform: str, generation: str, masks: bool, halves: int | None
+    model: DecoderConfig, platform: str, generation: str, masks: bool, halves: int | None, local_tokens: int
 ) -> tuple[Kernel, str]:
     """Resolve auto to a kernel, with the reason."""
     wanted: Kernel
@@ -103,7 +104,7 @@ def _chosen(
     else:
         return "xla", f"there are kernels for TPU and GPU, none for {platform}"
     try:
-        _check(model, wanted, platform, masks, CHIPS.get(generation), halves)
+        _check(model, wanted, platform, masks, CHIPS.get(generation), halves, local_tokens)
     except ValueError as error:
         return "xla", str(error)
     if wanted == "pallas" and model.compute_dtype != "bfloat16":
@@ -154,18 +155,26 @@ def _vmem(chip: Chip | None) -> int:
 
 
 def _check(
-    model: DecoderConfig, kernel: Kernel, platform: str, masks: bool, chip: Chip | None, halves: int | None
+    model: DecoderConfig,
+    kernel: Kernel,
+    platform: str,
+    masks: bool,
+    chip: Chip | None,
+    halves: int | None,
+    local_tokens: int,
 ) -> None:
-    """Raise ValueError if a kernel cannot compute the model. `halves`: key heads of which half travel each way; None:
-    none do."""
+    """Raise ValueError if a kernel cannot compute the model, or only those of its layers that XLA computes in its
+    place. `halves`: key heads of which half travel each way; None: none do."""
     check_kernel(kernel, jnp.dtype(model.compute_dtype), platform, chip)
     capability = None
     if chip is not None and chip.multiprocessors is not None:
         capability = chip.multiprocessors.compute_capability
     check_head_size(kernel, model.head_dim, capability)
     check_masks(kernel, "ascending" if masks else None, model.layout)
-    if model.window and 0 not in model.windows:  # else XLA computes the layers with a window
-        check_logits(kernel, model.window, None)
+    if model.window and 0 not in model.windows:
+        fault = window_fault(kernel, model.window, local_tokens // PARTS[model.layout], masks)
+        if fault:
+            raise ValueError(fault)
     if halves is not None:
         check_both_ways(kernel, halves)
     if kernel == "pallas" and not _fits(model, chip, FEWEST, FEWEST):

@@ -31,6 +31,7 @@ from ringformer.ops.kernels.block_kernels import (
     check_kernel,
     check_logits,
     check_masks,
+    window_fault,
 )
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring import Ring, RingForm
@@ -146,8 +147,9 @@ def ring_attention(
       scale: factor of the logits, default d**-0.5.
       q_chunk, k_chunk: tokens per chunk (default: 16 chunks per shard, 128 to 1024 tokens); they need not divide T.
       kernel: code that computes a block: "xla"; "pallas" on TPU, for bfloat16 and float32; "cudnn" on GPU, for bfloat16
-        and float16, with head sizes that are multiples of 8, without bias or chunks, and with segment ids only if they
-        ascend, under a causal mask and in a layout other than striped.
+        and float16, with head sizes that are multiples of 8, without bias, chunks, `attend_first` or `logit_softcap`;
+        with segment ids only if they ascend, under a causal mask and in a layout other than striped; and with a window
+        only without segment ids, if it reaches no further than one part of the sequence (a shard, half in zigzag).
       ulysses: u neighbours on the axis exchange heads, and are one rank of a ring of n/u (`head_exchange.py`); it
         divides n and H, and K need not. Token order is that of a ring of n/u (`layouts.positions`). Under `jax.vmap`,
         and so in `jax.hessian`, u must be 1 or n: JAX batches no collectives of groups.
@@ -182,7 +184,7 @@ def ring_attention(
     if q_ids is not None:
         check_ids(kernel, q_ids.dtype)
     window, attend_first, logit_softcap = argument_checks.as_numbers(window, attend_first, logit_softcap)
-    check_logits(kernel, window, logit_softcap)
+    check_logits(kernel, attend_first, logit_softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     exchange = HeadExchange.of(axis_name, ulysses, q.shape[2], k.shape[2])
     if causal:
@@ -197,6 +199,12 @@ def ring_attention(
     blocks = Blocks(scale, kernel, q_chunk, k_chunk, logit_softcap)
     attention = Attention(of_ranks, blocks, Mask(causal, window, attend_first), return_lse)
     attention = attention.in_simplest_form(q.shape[1])
+    if attention.mask.window is not None:
+        has_other_parts = attention.ring.parts * attention.ring.size > 1
+        part = q.shape[1] * ulysses // attention.ring.parts
+        fault = window_fault(kernel, attention.mask.window, part if has_other_parts else None, q_ids is not None)
+        if fault:
+            raise ValueError(fault)
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks))
     # A custom_vjp must return cotangents that vary as its inputs do. So the cast to a common type stays outside of it:
     # the cast's transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.

@@ -33,6 +33,9 @@ from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Q
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.work_list import AxisChunks, WorkList, cut_axis, make_first_keys_work_list, make_window_work_list
 
+TILE = 128
+"""Tokens of which the window's share of an earlier part is a multiple, if the kernel has no chunks."""
+
 
 def window_forward(attention: Attention, rank: jax.Array, state: Softmax, queries: Queries, keys: Keys) -> Softmax:
     """Add the keys of the window, and the first keys of the sequence, to the running softmax of every query."""
@@ -126,6 +129,8 @@ class Line:
         """Last tokens of a part, in whole chunks, that the window reaches at the last hop."""
         tokens = self.window - 1 - (self.hops - 1) * self.part + self.attention.key_filler
         chunk = self.attention.chunk(self.S, self.attention.blocks.k_chunk)
+        if self.attention.blocks.code.whole_parts:
+            chunk = TILE
         return min(-(-tokens // chunk) * chunk, self.stored)
 
     def _is_last(self, t: int | jax.Array) -> bool:

@@ -1,18 +1,25 @@
 """Costs of layers of several kinds, in closed forms and in programs compiled for a TPU."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ringformer.estimate.choices.candidates import candidates
 from ringformer.estimate.closed_forms.communication import exposed_seconds
-from ringformer.estimate.closed_forms.training import attention_seconds, hop_bytes, window_seconds
+from ringformer.estimate.closed_forms.training import (
+    attention_seconds,
+    computation_seconds,
+    hop_bytes,
+    window_seconds,
+)
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import described, preset_workload
-from ringformer.models.flops import executed_attention_flops, executed_flops, forward_runs
+from ringformer.models.flops import executed_attention_flops, executed_flops, forward_runs, model_flops_per_token
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import preset_config
+from ringformer.runs.config import DataConfig
 from tests.hlo import on_tpu
 
 T = 2**15
@@ -63,13 +70,33 @@ def test_a_compiled_step_has_the_flops_and_bytes_of_its_kinds():
     assert moved == pytest.approx(full + windowed, rel=0.1)
 
 
-def test_gpus_compute_windows_by_xla():
-    """cuDNN has none; the line on the kernel says so."""
+def test_xla_computes_windows_of_packed_documents_on_gpus():
+    """cuDNN computes windows without segment ids; the line on the kernel says so."""
     model = preset_config("gemma3_12b", head_dim=128)
-    chosen, line = with_kernel(model, "gpu", find_target("8xH100").chip, 2**16, True, 8)
+    place = "gpu", find_target("8xH100").chip, 2**16
+    chosen, line = with_kernel(model, *place, True, 8)
     assert chosen.kernel == "cudnn" and "xla computes the 40 layers with a window" in line
-    alone, line = with_kernel(preset_config("mistral_7b_v0.1"), "gpu", find_target("8xH100").chip, 2**16, True, 8)
+    chosen, line = with_kernel(model, *place, False, 8)
+    assert chosen.kernel == "cudnn" and "window" not in line
+    alone, line = with_kernel(preset_config("mistral_7b_v0.1"), *place, True, 8)
     assert alone.kernel == "xla" and "cudnn" in line
+
+
+@pytest.mark.parametrize("name", ["olmo3_7b", "gemma3_12b", "gemma3_27b"])
+def test_the_page_has_the_seconds_of_windows_on_gpus(name):
+    """At 128K on 8xH100: with segment ids, XLA computes the windows; without, cuDNN does."""
+    tokens = 2**17
+    packed = preset_workload(name, find_target("8xH100"), tokens, remat="attention", compute_dtype="bfloat16")
+    data = DataConfig(store="documents", packed_attention="sequence")
+    workloads = [w.with_kernel()[0] for w in (packed, replace(packed, data=data))]
+    (window, layers), *_ = [item for item in workloads[0].windows.items() if item[0]]
+    peak = workloads[0].target.chip.flops("bfloat16")
+    due = model_flops_per_token(workloads[0].model, tokens, causal=True) * tokens / 8
+    seconds = [sum(window_seconds(w, window, layers).values()) for w in workloads]
+    mfu = [due / peak / computation_seconds(w) for w in workloads]
+    row = f"| {name} | {window:,} in {layers} of {workloads[0].model.num_layers} layers "
+    row += f"| {seconds[0]:.2f} | {seconds[1]:.2f} | {mfu[0]:.1%} | {mfu[1]:.1%} |"
+    assert row in (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
 
 
 def test_candidates_leave_out_what_a_family_has_not():

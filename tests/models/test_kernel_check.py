@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 from ringformer.models import kernel_check
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.kernel_check import Trial, check_kernel, find_fault, make_trial
+from ringformer.models.registry import preset_config
 from ringformer.ops.kernels import cudnn_calls, cudnn_documents
 from ringformer.parallel.mesh import make_mesh
 from tests.ops.kernels.cudnn_emulation import emulated
@@ -33,6 +34,7 @@ def cache(tmp_path, monkeypatch):
 def test_a_right_kernel_passes(layout, packed, emulated):
     assert find_fault(replace(CUDNN, layout=layout, packed=packed), jax.devices()[0]) is None
     assert find_fault(replace(CUDNN, layout="striped", packed=False, backward=False), jax.devices()[0]) is None
+    assert find_fault(replace(CUDNN, layout=layout, packed=packed, window=9), jax.devices()[0]) is None
 
 
 @pytest.mark.slow
@@ -49,12 +51,12 @@ def scaled(result, factor):
 FAULTS = {
     "keys beyond a rectangle are seen": (
         "forward",
-        lambda call: lambda *x: call(*x[:-1], None),
+        lambda call: lambda *x: call(*x[:-2], None, None),
         "o of the own documents",
     ),
     "no causal mask": (
         "forward",
-        lambda call: lambda q, k, v, scale, causal, lengths: call(q, k, v, scale, False, lengths),
+        lambda call: lambda q, k, v, scale, causal, *others: call(q, k, v, scale, False, *others),
         "o of the own block",
     ),
     "dq twice": (
@@ -67,6 +69,12 @@ FAULTS = {
         lambda call: lambda *x: ((grads := call(*x))[0], grads[2], grads[1]),
         "dk of the own block",
     ),
+    "a window is wide": ("forward", lambda call: lambda *x: call(*x[:-1], None), "o in a window"),
+    "dq of a window is that of all keys": (
+        "backward",
+        lambda call: lambda *x: call(*x[:-1], None),
+        "dq in a window",
+    ),
     "o is NaN": ("forward", lambda call: lambda *x: scaled(call(*x), jnp.nan), "o of the own block is nan"),
 }
 
@@ -76,7 +84,7 @@ FAULTS = {
 def test_a_wrong_kernel_is_named(name, emulated, monkeypatch):
     kind, wrong, message = FAULTS[name]
     monkeypatch.setattr(cudnn_calls, kind, wrong(getattr(cudnn_calls, kind)))
-    fault = find_fault(CUDNN, jax.devices()[0])
+    fault = find_fault(replace(CUDNN, window=9 * ("window" in name)), jax.devices()[0])
     assert fault is not None and message in fault and "that of kernel='xla' is" in fault
 
 
@@ -118,6 +126,12 @@ def test_the_blocks_of_a_run():
     trial = make_trial(model, 65536, 2, True, True)
     assert (trial.heads, trial.key_heads, trial.tokens, trial.q_chunk) == (8, 2, 8192, 2048)
     assert make_trial(model, 1024, 1, False, True).tokens == 1024
+
+
+def test_a_window_is_tried_where_the_kernel_computes_it():
+    model = preset_config("gemma3_12b", kernel="cudnn", layout="zigzag")
+    assert make_trial(model, 16384, 1, False, True).window == 1024
+    assert make_trial(model, 16384, 1, True, True).window == 0  # beside segment ids, XLA computes it
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_auto_takes_packed_documents_on_gpus():
     [
         ({"ring": "both_ways", "num_kv_heads": 1}, "a device has 1; kernel='xla' can cut the tokens instead"),
         ({"ring": "both_ways", "num_kv_heads": 8, "head_groups": 8}, "a device has 1; kernel='xla' can"),
-        ({"window": 4096}, "kernel='cudnn' takes no window"),
+        ({"window": 2**14 + 2}, "kernel='cudnn' takes windows that reach no further than the part before, here"),
     ],
 )
 def test_auto_leaves_what_cudnn_refuses(change, why):
@@ -78,6 +78,13 @@ def test_auto_leaves_what_cudnn_refuses(change, why):
     with pytest.raises(ValueError, match=re.escape(why)):
         choose(change | {"kernel": "cudnn"}, "gpu", "H100", ring_size=8)
     assert choose(change | {"ring": "one_way", "window": 0}, "gpu", "H100", ring_size=8)[0][0] == "cudnn"
+
+
+def test_cudnn_computes_windows_without_documents():
+    """A model that has nothing but windows leaves cuDNN if there are documents, too."""
+    assert choose({"window": 4096}, "gpu", "H100", ring_size=8)[0][0] == "cudnn"
+    (chosen, *_), line = choose({"window": 4096}, "gpu", "H100", masks=True, ring_size=8)
+    assert chosen == "xla" and "a window (window=4096) only without segment ids" in line
 
 
 def test_chunks_of_a_window_are_a_quarter_of_it():

@@ -44,10 +44,10 @@ def segments_with_empty_rows(T):
     return q_ids, ids
 
 
-@partial(jax.jit, static_argnames=("causal", "scale"))
-def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None):
+@partial(jax.jit, static_argnames=("causal", "scale", "window"))
+def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None, window=None):
     """The oracle's outputs and gradients, float32."""
-    options = dict(segment_ids=segment_ids, causal=causal, scale=scale, return_lse=True)
+    options = dict(segment_ids=segment_ids, causal=causal, scale=scale, window=window, return_lse=True)
     return values_and_gradients(partial(dense_attention, **options), inputs, cotangents)
 
 

@@ -5,10 +5,11 @@ import math
 from ringformer.estimate.closed_forms.training import attention_seconds, held_key_heads, itemsize
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workloads.training import Workload
-from ringformer.models.attention_options import attention_options
+from ringformer.models.attention_options import attention_options, kernel_of
 from ringformer.models.flops import forward_runs, keys_in_window
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
+from ringformer.ops.layouts import PARTS
 
 CYCLES_OF_A_PAIR = 400
 """Cycles of a core for each chunk pair of the kernels for TPU, beyond those of its products. Fitted to compiled steps
@@ -27,26 +28,36 @@ def block_seconds(workload: Workload) -> float:
     passes = forward_runs(model)[1] + 1
     chip = target.chip
     if model.kernel == "cudnn":
-        blocks = workload.ring_size
-        if model.ring == "gathered":
-            blocks = min(2, blocks)
-        added = blocks * model.ulysses * workload.local_tokens * workload.accumulate
-        features = workload.windows.get(0, 0) * model.num_heads * model.head_dim / model.ulysses
+        blocks = sum(_added_blocks(workload, window) * layers for window, layers in workload.windows.items())
+        rows = model.ulysses * workload.local_tokens * workload.accumulate
+        features = model.num_heads * model.head_dim / model.ulysses
         rate = efficiency(target.generation, model.kernel, model.head_dim).memory * chip.hbm_bandwidth
-        return (itemsize(model) + 8) * passes * added * features / rate
+        return (itemsize(model) + 8) * passes * blocks * rows * features / rate
     if model.kernel != "pallas" or chip.tensor_cores is None or not (model.q_chunk and model.k_chunk):
         return 0.0
     tuned = chunk_sizes(target.generation, model.head_dim) or (model.q_chunk, model.k_chunk)
     queries = workload.batch_size * workload.seq_len / target.num_devices
     seconds = 0.0
     for window, layers in workload.windows.items():
-        options = attention_options(model, LayerKind(window), workload.ring_tokens)
+        options = attention_options(model, LayerKind(window), workload.ring_tokens, documents=workload.masks)
         chunks = options["q_chunk"] * options["k_chunk"]
         visible = queries * keys_in_window(window, workload.seq_len)
         pairs = passes * visible / chunks * model.num_heads * layers
         more = max(0.0, 1 - chunks / math.prod(tuned))  # `efficiency` is based on the tuned chunks
         seconds += CYCLES_OF_A_PAIR * pairs * more / (chip.clock_hz * chip.tensor_cores.count)
     return seconds + sum(attention_seconds(workload).values()) * (_core_share(workload) - 1)
+
+
+def _added_blocks(workload: Workload, window: int) -> float:
+    """Count the blocks of a layer that are added to an accumulator by cuDNN's calls; those of a window are a shard, and
+    the first tokens of each part."""
+    model = workload.model
+    if window == 0:
+        return min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
+    tokens = workload.ring_tokens
+    if kernel_of(model, window, tokens, workload.masks) != "cudnn":
+        return 0
+    return 1 + PARTS[model.layout] * window / tokens
 
 
 def _core_share(workload: Workload) -> float:

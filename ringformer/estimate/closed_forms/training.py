@@ -44,6 +44,9 @@ ELEMENTWISE_BYTES = {"D": 220, "F": 60, "V": 16}
 F features of each layer, and for each of the V logits. They were read from compiled steps of LLaMA 1B and 3B. On TPUs,
 the share of the peak in products includes them."""
 
+CUDNN_TILE = 128
+"""Queries of a tile of cuDNN's attention, which computes whole tiles at both edges of a window (assumed)."""
+
 VANILLA_BYTES = {"tpu": 8, "gpu": 12}
 """Bytes of vanilla attention for each element of its logits, by kind of chip."""
 
@@ -162,9 +165,12 @@ def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, fl
     peak = target.chip.flops(model.compute_dtype)
     _, forwards = forward_runs(model)
     ranks = workload.ring_size
-    options = attention_options(model, LayerKind(window), workload.ring_tokens)
+    options = attention_options(model, LayerKind(window), workload.ring_tokens, documents=workload.masks)
     if window:
-        excess = 1 + (options["q_chunk"] or default_chunk(workload.ring_tokens)) / window
+        chunk = options["q_chunk"] or default_chunk(workload.ring_tokens)
+        if options["kernel"] == "cudnn":
+            chunk = CUDNN_TILE
+        excess = 1 + chunk / window
     else:
         excess = causal_excess(model.layout, T // ranks, ranks, model.q_chunk)
     visible = layers * model.num_heads * T * keys_in_window(window, T) * workload.batch_size / target.num_devices

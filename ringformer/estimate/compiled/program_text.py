@@ -287,11 +287,16 @@ def _product_flops(computation: dict[str, Instruction], product: Instruction, co
 
 def _attention_flops(computation: dict[str, Instruction], call: Instruction) -> float:
     """Return the FLOPs of a call of cuDNN's attention: two products forward or five backward; under a causal mask, half
-    of each product."""
+    of each product, and within a window, at most so many keys of each query."""
     (B, T, H, d), (_, S, _, _) = _operand_shapes(computation, call)
     products = 5 if cudnn_calls.BACKWARD in call.text else 2
-    seen = 0.5 if re.search(r'"mask_type":\s*"CAUSAL"', call.text) else 1.0
-    return 2.0 * products * B * H * T * S * d * seen
+    pairs = float(T * S)
+    if re.search(r'"mask_type":\s*"CAUSAL"', call.text):
+        pairs /= 2
+    window = re.search(r'"sliding_window_length":\s*"?(\d+)', call.text)
+    if window and 0 < int(window[1]) < T:
+        pairs = int(window[1]) * (T - int(window[1]) / 2)
+    return 2.0 * products * B * H * pairs * d
 
 
 WINDOW = {"stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}

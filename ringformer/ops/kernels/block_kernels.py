@@ -132,11 +132,32 @@ def check_both_ways(name: str, key_heads: int) -> None:
         )
 
 
-def check_logits(name: str, window: int | None, logit_softcap: float | None) -> None:
-    """Raise ValueError if a kernel supports no window or no soft cap; the message names a kernel that does."""
-    for option, value in (("window", window), ("logit_softcap", logit_softcap)):
-        if value is not None and BLOCK_KERNELS[name].whole_parts:
-            raise ValueError(f"kernel={name!r} takes no {option} ({option}={value}); kernel='xla' does")
+def check_logits(name: str, attend_first: int, logit_softcap: float | None) -> None:
+    """Raise ValueError if a kernel supports no first tokens or no soft cap; the message names a kernel that does."""
+    if not BLOCK_KERNELS[name].whole_parts:
+        return
+    if attend_first:
+        raise ValueError(f"kernel={name!r} takes no attend_first (attend_first={attend_first}); kernel='xla' does")
+    if logit_softcap is not None:
+        raise ValueError(f"kernel={name!r} takes no logit_softcap (logit_softcap={logit_softcap}); kernel='xla' does")
+
+
+def window_fault(name: str, window: int, part: int | None, segments: bool) -> str:
+    """Say why a kernel does not support a window, and which does; empty if it does.
+
+    Args:
+      part: tokens of a part of a shard; None: there is no other part. segments: True if there are segment ids.
+    """
+    if not BLOCK_KERNELS[name].whole_parts:
+        return ""
+    if segments:
+        return f"kernel={name!r} takes a window (window={window}) only without segment ids; kernel='xla' takes both"
+    if part is not None and window - 1 > part:
+        return (
+            f"kernel={name!r} takes windows that reach no further than the part before, here at most {part + 1} "
+            f"tokens (window={window}); kernel='xla' takes any"
+        )
+    return ""
 
 
 OptionalArray = TypeVar("OptionalArray", jax.Array, jax.Array | None)

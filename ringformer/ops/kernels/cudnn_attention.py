@@ -1,8 +1,9 @@
 """Attention of a block by cuDNN on GPUs, with the block contract of `ops/blockwise_attention.py`.
 
-Each pair of whole parts of a shard is one call (`cudnn_calls.py`). A call sees one of three sets of keys: all of them,
-those that a causal mask leaves once the queries are shifted by the offset, or those of one packed document
-(`cudnn_documents.py`). The indices of the parts may be traced, so that no call needs a branch around it.
+Each pair of whole parts of a shard is one call (`cudnn_calls.py`). A call sees one of four sets of keys: all of them,
+those that a causal mask leaves once the queries are shifted by the offset, those within a window, or those of one
+packed document (`cudnn_documents.py`). The indices of the parts may be traced, so that no call needs a branch around
+it.
 
     forward    a call returns o and lse for only its keys: a softmax state with m = lse and l = 1, joined to the running
                state in float32.
@@ -16,13 +17,13 @@ so a second call adds the share of dlse: with do v^T = dlse and o = 0, it comput
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Bool, Float32
 
 from ringformer.ops import blockwise_attention, online_softmax
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.derivative_guards import without_derivatives
 from ringformer.ops.kernels import cudnn_documents
-from ringformer.ops.kernels.cudnn_shares import Rows, attend, gradients, under_offset
+from ringformer.ops.kernels.cudnn_shares import Rows, attend, gradients, under_offset, within_window
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import AxisChunks, ChunkPairs, WorkList, diagonal_work_list
@@ -56,12 +57,13 @@ def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkL
     queries, keys = without_derivatives((queries, keys), *SECOND)
     if _is_own(queries, work_list):
         return _own_forward(state, queries, keys, scale)
+    seeing = _seeing_queries(work_list)
 
-    def call(state, pair, masked):
-        q, kv, view = _call(queries, keys, pair, masked, work_list)
-        rows = jax.tree.map(lambda x: _part(x, pair.q, work_list.q_chunks), state)
+    def call(state, pair, masked, exists=True):
+        q, kv, view = _call(queries, keys, pair, masked, work_list, exists)
+        rows = jax.tree.map(lambda x: _part(x, pair.q, seeing), state)
         rows = online_softmax.join(rows, attend(q, kv, view, scale))
-        return jax.tree.map(lambda x, part: _put(x, part, pair.q, work_list.q_chunks), state, rows)
+        return jax.tree.map(lambda x, part: _put(x, part, pair.q, seeing), state, rows)
 
     return _for_each_call(call, state, work_list)
 
@@ -79,14 +81,15 @@ def block_backward(
     rows = Rows.of(cotangents)
     if _is_own(queries, work_list):
         return _own_backward(dq, queries, keys, cotangents, rows, scale)
+    seeing = _seeing_queries(work_list)
 
-    def call(carry, pair, masked):
+    def call(carry, pair, masked, exists=True):
         dq, dkv = carry
-        q, kv, view = _call(queries, keys, pair, masked, work_list)
-        here = jax.tree.map(lambda x: _part(x, pair.q, work_list.q_chunks), rows)
+        q, kv, view = _call(queries, keys, pair, masked, work_list, exists)
+        here = jax.tree.map(lambda x: _part(x, pair.q, seeing), rows)
         share, key_share = gradients(q, kv, here, view, scale)
         return (
-            _put(dq, _part(dq, pair.q, work_list.q_chunks) + share, pair.q, work_list.q_chunks),
+            _put(dq, _part(dq, pair.q, seeing) + share, pair.q, seeing),
             _put(dkv, _part(dkv, pair.k, work_list.k_chunks) + key_share, pair.k, work_list.k_chunks),
         )
 
@@ -96,8 +99,12 @@ def block_backward(
 
 
 def _for_each_call(call, carry, work_list: WorkList):
-    """Run `call(carry, pair, masked)` for the pairs of a block, in a loop only if the number of pairs depends on
-    data."""
+    """Run `call(carry, pair, masked)` for the pairs of a block.
+
+    If the number of pairs depends on data, they run in a loop. Those of a window do not: only the first part of the
+    sequence has no part before it, so it computes a call too, `call(carry, pair, masked, exists)`, whose results are
+    hidden.
+    """
     for (pairs, length), masked in ((work_list.unmasked, False), (work_list.masked, True)):
         most = len(pairs.q)
 
@@ -109,20 +116,40 @@ def _for_each_call(call, carry, work_list: WorkList):
             if isinstance(length, int):
                 for i in range(most):
                     carry = body(i, carry)
+            elif work_list.window is not None:
+                for i in range(most):
+                    carry = call(carry, ChunkPairs(*(x[i] for x in pairs)), masked, i < length)
             else:
                 carry = lax.fori_loop(0, length, body, carry)
     return carry
 
 
-def _call(queries: Queries, keys: Keys, pair: ChunkPairs, masked: bool, work_list: WorkList):
+def _call(
+    queries: Queries,
+    keys: Keys,
+    pair: ChunkPairs,
+    masked: bool,
+    work_list: WorkList,
+    exists: bool | Bool[Array, ""],
+):
     """Return the queries and keys of a pair of parts, and the view: the logits that the call sees."""
-    q = _part(queries.q, pair.q, work_list.q_chunks)
+    q = _part(queries.q, pair.q, _seeing_queries(work_list))
     kv = _part(keys.kv, pair.k, work_list.k_chunks)
+    if work_list.window is not None:
+        return q, kv, within_window(int(pair.offset), work_list.window, exists)
     if queries.segment_ids is None or keys.segment_ids is None:
         return q, kv, under_offset(pair, masked)
     q_ids = _part(queries.segment_ids, pair.q, work_list.q_chunks, axis=1)
     k_ids = _part(keys.segment_ids, pair.k, work_list.k_chunks, axis=1)
     return q, kv, cudnn_documents.shared_document(q_ids, k_ids)
+
+
+def _seeing_queries(work_list: WorkList) -> AxisChunks:
+    """Return the queries of each part that a call computes. Within a window, these are the first ones, as many as there
+    are keys: all for a part's own keys, and those that the window joins to the last keys of the part before."""
+    if work_list.window is None:
+        return work_list.q_chunks
+    return work_list.q_chunks._replace(size=work_list.k_chunks.size)
 
 
 def _part(x, i, chunks: AxisChunks, axis: int = 3):

@@ -8,9 +8,9 @@ refuses unsupported ones, when XLA compiles the program for a device that is pre
 Query head h reads key head h // (H // K). Logits are in natural units. Sums are computed in float32, and results are
 rounded to the dtype of the inputs.
 
-A call sees all pairs, the pairs under a causal mask, or, with `lengths`, a rectangle: the first `lengths[0][b]` queries
-and the first `lengths[1][b]` keys of row b (cuDNN's padding mask). Results outside the rectangle are undefined. Lengths
-are at least 1.
+A call sees all pairs, the pairs under a causal mask, of these those within a window, or, with `lengths`, a rectangle:
+the first `lengths[0][b]` queries and the first `lengths[1][b]` keys of row b (cuDNN's padding mask). Results outside
+the rectangle are undefined. Lengths are at least 1.
 """
 
 import json
@@ -41,15 +41,17 @@ def forward(
     scale: float,
     causal: bool = False,
     lengths: Lengths | None = None,
+    window: int | None = None,
 ) -> tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
     """Return `(o, lse)`: attention of the queries to only these keys, and the log of each row's sum of exp(logit).
 
     Args:
       causal: row t sees columns 0 .. t (T = S).
       lengths: rows and columns of the visible rectangle, instead of a causal mask.
+      window: with a causal mask, row t sees the last `window` of its columns; None: all.
     """
     B, T, H, d = q.shape
-    config = _config(q, k, scale, _mask(causal, lengths), _FORWARD)
+    config = _config(q, k, scale, _mask(causal, lengths), window, _FORWARD)
     o, lse = _call(FORWARD, (q, k, v, *(lengths or ())), [(B, H, T, d)], [(B, H, T)], 0, config)
     return o.swapaxes(1, 2), lse
 
@@ -64,12 +66,13 @@ def backward(
     scale: float,
     causal: bool = False,
     lengths: Lengths | None = None,
+    window: int | None = None,
 ) -> tuple[Float[Array, "B T H d"], Float[Array, "B S K d"], Float[Array, "B S K d"]]:
     """Return `(dq, dk, dv)` with p = exp(scale q k^T - lse) and ds = p (do v^T - rowsum(o do)). The rows that `o` and
     `lse` describe may also see keys that are not in this call."""
     B, T, H, d = q.shape
     _, S, K, _ = k.shape
-    config = _config(q, k, scale, _mask(causal, lengths), _BACKWARD)
+    config = _config(q, k, scale, _mask(causal, lengths), window, _BACKWARD)
     shapes = [(B, H, T, d), (B, K, S, d), (B, K, S, d)]
     operands = (q, k, v, lse, do, o, *(lengths or ()))
     dq, dk, dv = _call(BACKWARD, operands, shapes, [], _workspace(q, k), config)
@@ -134,7 +137,7 @@ def _mask(causal: bool, lengths: Lengths | None) -> str:
     return "CAUSAL" if causal else "NO_MASK"
 
 
-def _config(q, k, scale, mask, products) -> dict[str, Any]:
+def _config(q, k, scale, mask, window, products) -> dict[str, Any]:
     B, T, H, _ = q.shape
     S = k.shape[1]
     layout = {
@@ -171,7 +174,7 @@ def _config(q, k, scale, mask, products) -> dict[str, Any]:
         "mask_type": mask,
         "dropout_rate": 0.0,
         "seed": 0,
-        "sliding_window_length": 0,
+        "sliding_window_length": window or 0,
         "max_seg_per_batch": 1,
         "is_paged_attention": False,
     }

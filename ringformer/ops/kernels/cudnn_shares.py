@@ -15,22 +15,39 @@ from ringformer.ops.work_list import ChunkPairs
 
 
 class View(NamedTuple):
-    """The logits that a call sees: all, those under a causal mask, or a rectangle."""
+    """The logits that a call sees: all, those under a causal mask, perhaps within a window, or a rectangle."""
 
     causal: bool = False
-    moved: Int32[Array, ""] | None = None
+    moved: int | Int32[Array, ""] | None = None
     """Number of rows at the start that see nothing: row t sees columns up to t - moved. None: 0, known at trace
     time."""
     lengths: Lengths | None = None
     """Rectangle of the first queries and the LAST keys of each row of the batch; may be empty. cuDNN's padding mask
     keeps the first keys, so a call gets the keys in reverse order; their order does not matter without a causal
     mask."""
+    window: int | None = None
+    """Columns that a row sees at most under the causal mask, the last ones."""
+    reversed: bool = False
+    """True: the causal mask is of rows and columns in reverse order, so row t sees columns from t + moved on."""
+    exists: bool | Bool[Array, ""] = True
+    """False: these keys are not there, and no row sees anything."""
 
     def hidden_rows(self, T: int) -> Bool[Array, "*B T"] | None:
         """Mask the rows that see nothing, [T] or [B, T]; None: there are none."""
         if self.lengths is not None:
             return jnp.arange(T) >= self.lengths[0][:, None]
-        return None if self.moved is None else jnp.arange(T) < self.moved
+        if self.moved is None and self.exists is True:
+            return None
+        moved = 0 if self.moved is None else self.moved
+        hidden = jnp.arange(T) < moved
+        if self.reversed:
+            hidden = hidden[::-1]
+        return hidden | ~jnp.asarray(self.exists)
+
+    @property
+    def has_keys_reversed(self) -> bool:
+        """True if a call gets the keys in reverse order."""
+        return self.reversed or self.lengths is not None
 
 
 class Rows(NamedTuple):
@@ -58,14 +75,27 @@ def under_offset(pair: ChunkPairs, masked: bool) -> View:
     return View(causal=True, moved=None if is_zero else -jnp.asarray(offset))
 
 
+def within_window(offset: int, window: int, exists: bool | Bool[Array, ""]) -> View:
+    """Return the view of as many queries as keys within a window: query row t sees key column s where t + offset >= s
+    and s > t + offset - window.
+
+    Either the keys are the queries' own (offset 0), or they end where the queries begin: then `offset` is their number,
+    at least window - 1, and only the window limits a row. It sees the columns from t + offset - window + 1 on, which
+    is a causal mask of rows and columns in reverse order.
+    """
+    if offset == 0:
+        return View(causal=True, window=window, exists=exists)
+    return View(causal=True, moved=offset - (window - 1) or None, reversed=True, exists=exists)
+
+
 def attend(q: Float[Array, "B K G T d"], kv: Float[Array, "2 B K S d"], view: View, scale: float) -> Softmax:
     """Return the softmax state of rows that see only these keys."""
     K = q.shape[1]
     T = q.shape[3]
     k, v = _keys_for(view, kv)
-    o, lse = cudnn_calls.forward(_rows_for(view, q), k, v, scale, view.causal, _at_least_one(view.lengths))
-    o = _rolled(rearrange(o, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view.moved)
-    lse = _rolled(rearrange(lse, "b (k g) t -> b k g t", k=K), view.moved)
+    o, lse = cudnn_calls.forward(_rows_for(view, q), k, v, scale, view.causal, _at_least_one(view.lengths), view.window)
+    o = _in_order(rearrange(o, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view)
+    lse = _in_order(rearrange(lse, "b (k g) t -> b k g t", k=K), view)
     hidden = view.hidden_rows(T)
     if hidden is None:
         return Softmax(o, lse, jnp.ones_like(lse))
@@ -98,36 +128,48 @@ def _share(q, kv, o, do, lse, view: View, scale: float):
     hidden = view.hidden_rows(T)
     if hidden is not None:
         lse = jnp.where(_of_heads(hidden), _NOTHING, lse)
-    lse = rearrange(_rolled(lse, view.moved, up=True), "b k g t -> b (k g) t")
+    lse = rearrange(_as_called(lse, view), "b k g t -> b (k g) t")
     k, v = _keys_for(view, kv)
     q, o, do = (_rows_for(view, x) for x in (q, o, do))
-    gq, *gkv = cudnn_calls.backward(q, k, v, o, lse, do, scale, view.causal, _at_least_one(view.lengths))
-    gq = _rolled(rearrange(gq, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view.moved)
+    lengths = _at_least_one(view.lengths)
+    gq, *gkv = cudnn_calls.backward(q, k, v, o, lse, do, scale, view.causal, lengths, view.window)
+    gq = _in_order(rearrange(gq, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view)
     dkv = rearrange(jnp.stack(gkv), "two b s k d -> two b k s d").astype(jnp.float32)
+    if view.has_keys_reversed:
+        dkv = dkv[..., ::-1, :]
     if view.lengths is None or hidden is None:
         return gq, dkv
     seen = jnp.arange(S - 1, -1, -1) < view.lengths[1][:, None]
     gq = jnp.where(_of_heads(hidden)[..., None], 0.0, gq)
-    return gq, jnp.where(seen[:, None, :, None], dkv[..., ::-1, :], 0.0)
+    return gq, jnp.where(seen[:, None, :, None], dkv, 0.0)
 
 
 _NOTHING = 1e30
 """An lse that makes a row's probabilities 0."""
 
 
-def _rolled(x, moved, up: bool = False):
-    """Roll rows [B, K, G, T, ...]. With `up`, the rows then fit a plain causal mask, and rows that see nothing come
+def _as_called(x: Array, view: View) -> Array:
+    """Order rows [B, K, G, T, ...] as a call gets them: they fit a plain causal mask, and rows that see nothing come
     last."""
-    return x if moved is None else jnp.roll(x, -moved if up else moved, 3)
+    if view.reversed:
+        x = x[:, :, :, ::-1]
+    return x if view.moved is None else jnp.roll(x, -view.moved, 3)
+
+
+def _in_order(x: Array, view: View) -> Array:
+    """Undo `_as_called`."""
+    if view.moved is not None:
+        x = jnp.roll(x, view.moved, 3)
+    return x[:, :, :, ::-1] if view.reversed else x
 
 
 def _rows_for(view: View, x: Float[Array, "B K G T d"]) -> Float[Array, "B T H d"]:
-    return rearrange(_rolled(x, view.moved, up=True), "b k g t d -> b t (k g) d")
+    return rearrange(_as_called(x, view), "b k g t d -> b t (k g) d")
 
 
 def _keys_for(view: View, kv: Float[Array, "2 B K S d"]) -> Float[Array, "2 B S K d"]:
     kv = kv.swapaxes(2, 3)
-    return kv if view.lengths is None else kv[:, :, ::-1]
+    return kv[:, :, ::-1] if view.has_keys_reversed else kv
 
 
 def _at_least_one(lengths: Lengths | None) -> Lengths | None:

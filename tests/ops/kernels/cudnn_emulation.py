@@ -19,8 +19,9 @@ def emulated(monkeypatch) -> list[tuple]:
 
     def record(kind, function):
         def call(q, k, *others):
-            *_, causal, lengths = others
-            called.append((kind, q.shape, k.shape, causal if lengths is None else "rectangle"))
+            *_, causal, lengths, window = others
+            mask = "rectangle" if lengths is not None else ("window", window) if window else causal
+            called.append((kind, q.shape, k.shape, mask))
             return function(q, k, *others)
 
         monkeypatch.setattr(cudnn_calls, kind, call)
@@ -30,10 +31,10 @@ def emulated(monkeypatch) -> list[tuple]:
     return called
 
 
-def forward(q, k, v, scale, causal=False, lengths=None):
+def forward(q, k, v, scale, causal=False, lengths=None, window=None):
     """Weights rounded for their product, o rounded, lse float32."""
     q, k, v = _read(lengths, (q,), (k, v))
-    s = _logits(q, k, scale, causal, lengths)
+    s = _logits(q, k, scale, causal, lengths, window)
     lse = jax.nn.logsumexp(s, axis=-1)
     p = jnp.exp(s - lse[..., None]).astype(q.dtype)
     o = jnp.einsum("bkgts,bskd->btkgd", p, v, preferred_element_type=jnp.float32)
@@ -41,11 +42,11 @@ def forward(q, k, v, scale, causal=False, lengths=None):
     return _outside(lengths, jnp.nan, 0, o), _outside(lengths, jnp.nan, 0, lse.swapaxes(1, 2)).swapaxes(1, 2)
 
 
-def backward(q, k, v, o, lse, do, scale, causal=False, lengths=None):
+def backward(q, k, v, o, lse, do, scale, causal=False, lengths=None, window=None):
     """p and ds rounded for their products, results rounded; delta of o and do as they are given."""
     K = k.shape[2]
     q, o, do, k, v = _read(lengths, (q, o, do), (k, v))
-    s, grouped, out = _logits(q, k, scale, causal, lengths), _grouped(q, K), _grouped(do, K)
+    s, grouped, out = _logits(q, k, scale, causal, lengths, window), _grouped(q, K), _grouped(do, K)
     p = jnp.exp(s - rearrange(lse, "b (k g) t -> b k g t", k=K)[..., None])
     delta = (_grouped(o, K).astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     dp = jnp.einsum("bkgtd,bskd->bkgts", out, v, preferred_element_type=jnp.float32)
@@ -75,10 +76,13 @@ def _grouped(x, K):
     return rearrange(x, "b t (k g) d -> b k g t d", k=K)
 
 
-def _logits(q, k, scale, causal, lengths):
+def _logits(q, k, scale, causal, lengths, window):
     T, S = q.shape[1], k.shape[1]
     s = jnp.einsum("bkgtd,bskd->bkgts", _grouped(q, k.shape[2]), k, preferred_element_type=jnp.float32) * scale
     if lengths is not None:
         s = jnp.where((jnp.arange(S) < lengths[1][:, None])[:, None, None, None], s, -jnp.inf)
         return jnp.where((jnp.arange(T) < lengths[0][:, None])[:, None, None, :, None], s, 0.0)
-    return jnp.where(jnp.tril(jnp.ones((T, S), bool)), s, -jnp.inf) if causal else s
+    if not causal:
+        return s
+    row, column = jnp.arange(T)[:, None], jnp.arange(S)
+    return jnp.where((column <= row) & (column > row - (window or T)), s, -jnp.inf)

@@ -24,14 +24,14 @@ B, T, H, K, d = 1, 1024, 8, 2, 128
 pytestmark = on_cuda
 
 
-def compiled(target, layout, T=T, packed=False) -> Program:
+def compiled(target, layout, T=T, packed=False, window=None) -> Program:
     """Forward and backward of one ring over a target, T tokens a rank."""
     mesh = Mesh(np.array(find_target(target).devices()), ("sp",))
     spec = P(None, "sp")
 
     def both(q, k, v, do, ids):
         options = dict(segment_ids=ids, segments="ascending") if packed else {}
-        attention = partial(ring_attention, axis_name="sp", layout=layout, kernel="cudnn", **options)
+        attention = partial(ring_attention, axis_name="sp", layout=layout, kernel="cudnn", window=window, **options)
         o, pull = jax.vjp(attention, q, k, v)
         return o, *pull(do)
 
@@ -105,6 +105,19 @@ def test_contiguous_waits_for_its_branches_alone():
     each = {("forward", True, T, T): 1, ("forward", False, T, T): 3}
     assert calls(program) == each | {("backward", *key[1:]): count for key, count in each.items()}
     assert sum(host_waits(program).values()) == 2 * 2 * 3
+
+
+@pytest.mark.parametrize("target", ["8xH100", "8xA100-80"])
+def test_windows(target):
+    """Each part within its window, and its first queries with the last keys of the part before: no loop, no branch, and
+    the pairs of the window alone."""
+    W = 257
+    program = compiled(target, "zigzag", window=W)
+    each = {("forward", True, T // 2, T // 2): 2, ("forward", True, 256, 256): 2}
+    assert calls(program) == each | {("backward", *key[1:]): count for key, count in each.items()}
+    assert host_waits(program) == {}
+    pairs = T * W  # of a rank: of its two parts, the windows of the first queries lie partly in the part before
+    assert program.flops(program.entry) == pytest.approx((4 + 10) * B * H * d * pairs, rel=1e-2)
 
 
 @pytest.mark.parametrize("target", ["8xH100", "8xA100-80"])

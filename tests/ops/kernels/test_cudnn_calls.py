@@ -44,8 +44,8 @@ def as_jax_binds(primitive, tensors, more, mask, lengths=(), **options):
         variadic_args=(False, False),
         mask_type=mask,
         layout=theirs.AttentionLayout.BTNH.value,
-        sliding_window_length=None,
     )
+    options = {"sliding_window_length": None, **options}
     if "score_mod" in signature(theirs._dot_product_attention_fwd).parameters:
         options |= dict(score_mod_name=None, score_mod_jaxpr=None)  # JAX 0.12
     return primitive.bind(*tensors, *nothing, *more, **options)
@@ -64,6 +64,31 @@ def test_forward_is_the_call_that_jax_makes(causal):
         lambda *x: as_jax_binds(theirs._dot_product_attention_fwd_p, x, (), mask, is_training=True), *arrays
     )
     assert parts(ours) == parts(jax_s)
+
+
+def test_a_window_is_the_call_that_jax_makes():
+    """A sliding window of a causal mask, forward and backward."""
+    q, k, v = inputs(T)
+    lse = jax.ShapeDtypeStruct((B, H, T), jnp.float32)
+    mask = theirs.MaskType.CAUSAL
+    ours = lowered_call(lambda q, k, v: cudnn_calls.forward(q, k, v, 0.3, True, window=7), q, k, v)
+
+    def their_forward(*x):
+        forward = theirs._dot_product_attention_fwd_p
+        return as_jax_binds(forward, x, (), mask, is_training=True, sliding_window_length=7)
+
+    assert parts(ours) == parts(lowered_call(their_forward, q, k, v))
+    assert parts(ours)["config"]["cudnn_fmha_backend_config"]["sliding_window_length"] == 7
+
+    def our_backward(q, k, v, o, lse, do):
+        return cudnn_calls.backward(q, k, v, o, lse, do, 0.3, True, window=7)
+
+    def their_backward(q, k, v, o, lse, do):
+        backward = theirs._dot_product_attention_bwd_p
+        return as_jax_binds(backward, (q, k, v), (lse, o, do), mask, sliding_window_length=7)
+
+    arrays = q, k, v, q, lse, q
+    assert parts(lowered_call(our_backward, *arrays)) == parts(lowered_call(their_backward, *arrays))
 
 
 @pytest.mark.parametrize("causal", [True, False])
