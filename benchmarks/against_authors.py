@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.ops.sharded_ring_attention import sharded_ring_attention
 
@@ -127,7 +127,7 @@ def main():
         result = {
             "what": "measured: forward+backward time of our op over the authors', float32, causal, CPU",
             "command": " ".join(["python", "benchmarks/against_authors.py", *sys.argv[1:]]),
-            "date": today(),
+            **made(),
             "versions": {
                 "jax": jax.__version__,
                 "python": platform.python_version(),

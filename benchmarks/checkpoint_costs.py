@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.checkpoints.array_folder import PlainFiles
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
@@ -169,7 +169,7 @@ def main() -> None:
     about = {
         "what": "measured: what checkpoints cost, on two CPU cores",
         "command": " ".join(["python benchmarks/checkpoint_costs.py", *sys.argv[1:]]),
-        "date": today(),
+        **made(),
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
     }
     write_results(args.out, about | found)

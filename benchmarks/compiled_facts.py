@@ -18,7 +18,7 @@ import json
 import math
 from pathlib import Path
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from benchmarks.stages import stages
 from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
@@ -82,7 +82,7 @@ def facts(workload: Workload) -> dict:
         "exposed_seconds": schedule.exposed_seconds,
         "seconds": schedule.seconds.overlapped + schedule.exposed_seconds + schedule.host_seconds,
         "compiled_by": compiled_by(workload.target),
-        "date": today(),
+        **made(),
     }
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.convert import from_hf
 from ringformer.inference.generator import Generator
@@ -118,7 +118,7 @@ def main() -> None:
     result = {
         "what": f"measured on one machine with {cores} cores: greedy tokens a second behind a prompt, medians",
         "command": "python benchmarks/decode_speed.py",
-        "date": today(),
+        **made(),
         "model": "configs/quickstart.py",
         "context": CONTEXT,
         "dtype": "float32",

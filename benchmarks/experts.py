@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.seconds.program_seconds import efficiency
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     entries = {
         "what": "compiled: FLOPs of products of grouped tokens; modelled: seconds of a layer's experts",
         "command": "python benchmarks/experts.py",
-        "date": today(),
+        **made(),
         "versions": compiler_versions(find_target("v5e-8")),
         "products": products(),
         "counts": counts(),

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.device_timing import median_seconds
 from benchmarks.gpu_inference import INFERENCE, inference, predicted_inference, token_attention
 from benchmarks.gpu_shares import head_sizes, products, profiled
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_file
 
 ATTENTION = {"full": [(16384, 32, 8), (65536, 8, 2), (4096, 32, 8)], "small": [(256, 4, 2), (512, 4, 2)]}
@@ -424,7 +424,7 @@ def main() -> None:
     results = {
         "what": "measured on one device, but for peak_bytes_estimate (compiled without it)",
         "command": "python benchmarks/gpu.py",
-        "date": today(),
+        **made(),
         "jax": version("jax"),
         "device": _part("device", size),
     }
@@ -432,7 +432,7 @@ def main() -> None:
         earlier = json.loads(out.read_text())
         if (earlier["device"], earlier["jax"]) != (results["device"], results["jax"]):
             parser.exit(2, f"{parser.prog}: {out} is of {earlier['device']} with JAX {earlier['jax']}\n")
-        results = earlier | {"date": results["date"]}
+        results = earlier | {"date": results["date"], "commit": results["commit"]}
     for part in args.parts or PARTS:
         measure(results, part, size, args.missing, out)
     print(json.dumps(results, indent=1))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.inference.report import inference_json
@@ -101,7 +101,7 @@ def entry(found: Accepted, reasons: list[str] | None = None) -> dict:
     said["fits"] = found.fits and DECODE in programs
     if reasons is not None:
         said["why_not_longer"] = reasons
-    return said | {"date": today()}
+    return said | made()
 
 
 def at_a_million(model: str, target: str, dtype: str, cache: CacheDtype) -> dict:

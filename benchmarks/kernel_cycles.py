@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from benchmarks.kernel_tables import KERNELS, KERNELS_OF_RINGS, read_targets, write_tables
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_file
 from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.compiler.process import compile_apart
@@ -365,7 +365,7 @@ def main() -> None:
         said = {what: sorted(found, key=lambda row: KERNELS.index(row["kernel"]))}
         about = {
             "compiled_by": compiled_by(find_target(TARGETS[generation])),
-            "date": today(),
+            **made(),
         }
         content = {
             "what": "compiled: cycles of attention kernels, of a grid step and of a ring; nothing was run",

@@ -41,7 +41,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, find_generation, trace_kernel
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
@@ -249,7 +249,7 @@ def main() -> None:
         done = [c for c in all_cells if c in known and known[c]["compiled"] and known[c]["compiled_by"] == by]
         missing = [c for c in all_cells if c not in done]
         for n, (cell, answer) in enumerate(try_cells(missing.copy()), len(done) + 1):
-            stamp = {"program": program(cell), "compiled_by": by, "date": today()}
+            stamp = {"program": program(cell), "compiled_by": by, "date": made()["date"]}
             known[cell] = cell._asdict() | answer | stamp
             write(args.out, known)
             verdict = "compiled" if answer["compiled"] else f"DID NOT COMPILE: {answer['why']}"

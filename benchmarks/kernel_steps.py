@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 
 _7B = "--model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=8388608"
@@ -35,6 +35,7 @@ SAID = (
     "fits",
     "reasons_against",
     "step_seconds_model",
+    "closed_form_seconds",
     "seconds_source",
     "mfu_causal_model",
     "mfu_palm_model",
@@ -60,7 +61,7 @@ def main() -> None:
         command = [sys.executable, "-m", "ringformer.cli", "estimate", *flags.split(), "--json"]
         answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         said = {"command": f"ringformer estimate {flags}"} | {field: answer[field] for field in SAID}
-        said["date"] = today()
+        said |= made()
         known = json.loads(args.out.read_text())["steps"] if args.out.exists() else {}
         about = "compiled: whole train steps, on TPU their attention to machine code; seconds modelled from it"
         content = {"what": about, "command": "python benchmarks/kernel_steps.py", "steps": known | {name: said}}

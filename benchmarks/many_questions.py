@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from benchmarks.decode_speed import checkpoint
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.inference.generator import Generator
 from ringformer.inference.shared_text import SharedText
@@ -70,7 +70,7 @@ def main() -> None:
     result = {
         "what": f"measured on one machine with {len(os.sched_getaffinity(0))} cores: medians of {ROUNDS} rounds",
         "command": "python benchmarks/many_questions.py",
-        "date": today(),
+        **made(),
         "document_tokens": DOCUMENT,
         "questions": QUESTIONS,
         "jax": version("jax"),

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.data import Batch
@@ -109,7 +109,7 @@ def entry(name: str) -> dict:
     """All numbers of a preset."""
     lengths = {target: longest(name, target) for target in (TPU, GPU)}
     return {
-        "date": today(),
+        **made(),
         "longest_closed_form": lengths,
         TPU: compiled(name),
         GPU: counted(name, min(lengths[GPU], LENGTH // 2)) if lengths[GPU] else None,
@@ -192,7 +192,7 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     saved: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.is_file() else ORIGIN | {"presets": {}}
     if asked.compile_times:
-        measured = {"date": today(), "jax": jax.__version__}
+        measured = {**made(), "jax": jax.__version__}
         saved |= ORIGIN | {"compile_times": measured | {"ratios": compile_times()}}
         write_results(asked.out, saved)
         write_table(asked.page, COMPILE_BEGIN, compile_table(saved["compile_times"]["ratios"]), END)

@@ -16,7 +16,7 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 from benchmarks.paper_page.figures import draw_overlap
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.closed_forms.training import smallest_local_length
 from ringformer.estimate.compiler.process import compile_apart
@@ -67,7 +67,7 @@ def main() -> None:
     result = {
         "what": what,
         "command": "python benchmarks/overlap.py",
-        "date": today(),
+        **made(),
         "versions": {p: version(p) for p in ("jax", "libtpu")},
         "rows": rows,
     }

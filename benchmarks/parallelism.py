@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.paper_page.figures import draw_parallelism
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.choices.candidates import counted
@@ -125,7 +125,7 @@ def compile_row(row: Row) -> dict:
         "closed_form_seconds": counted(workload).time.step,
         "over_measured": row.measured and time.step / row.measured,
         "compiled_by": compiled_by(workload.target),
-        "date": today(),
+        **made(),
     }
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.closed_forms.training import step_time
 from ringformer.estimate.compiled.program_text import Program
@@ -95,7 +95,7 @@ def judge(cell: tuple) -> dict:
         "assumed": seconds(workload, scheduled),
         "products": rows,
         "compiled_by": compiled_by(workload.target),
-        "date": today(),
+        **made(),
     }
 
 

@@ -9,15 +9,16 @@ import argparse
 import json
 from dataclasses import replace
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.choices.candidates import Candidate, neighbours
+from ringformer.estimate.closed_forms.training import computation_time
 from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.reports.run_estimate import RunCompiler, programs_json
 from ringformer.estimate.search.plan import longest_plan
 from ringformer.estimate.search.plan_report import plan_text
 from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
-from ringformer.estimate.workloads.training import preset_workload
+from ringformer.estimate.workloads.training import estimate_command, preset_workload
 
 PLANS = (("llama3_8b", "v5p-128"), ("llama_7b", "v5e-256"), ("llama_13b", "32xA100-80"), ("llama3_8b", "8xH100"))
 
@@ -60,7 +61,9 @@ def main() -> None:
             "seconds_nearby": seconds_nearby(planned.chosen, compiler),
         }
         said |= programs_json(planned.run)
-        said |= {"compiled_by": compiled_by(target), "date": today()}
+        workload = planned.chosen.workload
+        said |= {"command": estimate_command(workload), "closed_form_seconds": computation_time(workload).step}
+        said |= {"compiled_by": compiled_by(target), **made()}
         about = "compiled: the longest plan, its programs to machine code; seconds modelled from it"
         content = {"what": about, "command": "python benchmarks/plans.py", "plans": known | {f"{model}/{name}": said}}
         write_results(args.out, content)

@@ -38,7 +38,7 @@ from pyarrow import parquet
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.data import build_stores, load_tokenizer, open_or_build, read_documents, train_sentencepiece
 from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning
@@ -248,7 +248,7 @@ def main() -> None:
         result = {
             "what": f"measured: {what}",
             "command": f"python benchmarks/prepare.py {flags} --pairs {args.pairs}",
-            "date": today(),
+            **made(),
             "cores": len(os.sched_getaffinity(0)),
             "versions": {p: version(p) for p in ("tokenizers", "sentencepiece", "pyarrow")},
             "rows": rows,

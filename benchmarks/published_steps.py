@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.kernel_cycles import KINDS, count_ours, count_splash
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.process import compile_apart
@@ -142,7 +142,7 @@ def compile_row(row: Row, shape: dict) -> dict:
         "mfu_causal": mfu(workload, time)["causal"],
         "chunks": chunks,
         "compiled_by": compiled_by(target),
-        "date": today(),
+        **made(),
     }
     if shape == SHAPE and target.generation in BLOCKS:
         slower = {kind: splash_over_ours(target.generation, kind, *chunks) for kind in KINDS}
@@ -176,7 +176,7 @@ def compile_gpu_row(row: GpuRow) -> dict:
         "peak_bytes": estimate.peak_bytes,
         "fits": estimate.fits,
         "compiled_by": compiled_by(target),
-        "date": today(),
+        **made(),
     }
 
 

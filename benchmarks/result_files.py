@@ -1,4 +1,4 @@
-"""Files of results: the day of a measurement, and how a file is written."""
+"""Files of results: the day and the code of a measurement, and how a file is written."""
 
 import datetime
 import json
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.files.atomic import write_whole
+from ringformer.processes.software import revision
 
 
-def today() -> str:
-    """Return the date, as files of results have it."""
-    return datetime.date.today().isoformat()
+def made() -> dict[str, str]:
+    """Return the date and the commit of ringformer's code, as files of results have them."""
+    return {"date": datetime.date.today().isoformat(), "commit": revision()}
 
 
 def write_results(path: str | Path, content: Any) -> None:

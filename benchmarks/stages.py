@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiled.dump import CompilerFailure
@@ -81,7 +81,7 @@ def compile_stage(workload: Workload, command: str) -> dict:
     return row | {
         "stage": workload.name,
         "command": command,
-        "date": today(),
+        **made(),
         "compiled_by": compiled_by(workload.target),
     }
 

@@ -13,7 +13,7 @@ import math
 
 import jax
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.workloads.programs import FIRST_STATE, INIT
@@ -51,7 +51,7 @@ def compile_case(model: str, target_name: str, mesh_dim: str) -> dict:
         "init_peak_bytes": init.peak_bytes,
         "first_state_peak_bytes": first.peak_bytes,
         "compiled_by": compiled_by(target),
-        "date": today(),
+        **made(),
     }
 
 

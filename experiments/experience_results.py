@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.evals.figures import CURVE, PERCENT
 from ringformer.evals.intervals import bootstrap, wilson
@@ -264,7 +264,7 @@ def main() -> None:
         content = {
             "what": "measured: return over the optimal one in a dark room with goals that no model was trained on",
             "measured_on": args.measured_on,
-            "date": today(),
+            **made(),
             "command": args.command,
             "chains": {seed: chains(args.folder, seed) for seed in seeds},
             "versions": {

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.data import TokenStore
 from ringformer.evals.case_file import Row, read_cases
@@ -251,7 +251,7 @@ def main() -> None:
         content = {
             "what": "measured: line retrieval of a small model by the context it was trained at, the paper's Figure 3",
             "measured_on": args.measured_on,
-            "date": today(),
+            **made(),
             "commands": ["bash experiments/figure3.sh"],
             "versions": {
                 "python": platform.python_version(),

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.result_files import today, write_results
+from benchmarks.result_files import made, write_results
 from ringformer.cli.parser import output_argument
 from ringformer.evals.case_file import Row, read_cases
 from ringformer.evals.cases import seeded
@@ -266,7 +266,7 @@ def report(
         file.writelines(json.dumps(row) + "\n" for row in cases)
     content = {
         "measured_on": measured_on,
-        "date": today(),
+        **made(),
         "commands": [*before["commands"], *commands],
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "flax", "optax")}},
         "runs": list(runs.values()),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ringformer.estimate.workloads.targets import MissingCompiler, Target, compiled_by, find_target
 from ringformer.files.atomic import write_whole
 from ringformer.files.json_text import parse_json
+from ringformer.processes.software import revision
 
 NUMBER = int | float
 TRIED: dict[str, Any] = {
@@ -128,8 +129,8 @@ def write_results(path: Path, **content: Any) -> None:
 
 
 def stamp(target: Target) -> dict[str, str]:
-    """Return today's date and the target's compiler, which every attempt records."""
-    return {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(target)}
+    """Return today's date, the commit of this code and the target's compiler, which every attempt records."""
+    return {"date": datetime.date.today().isoformat(), "commit": revision(), "compiled_by": compiled_by(target)}
 
 
 def compilable(cells: list[Any], log: Callable[[str], None]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -47,3 +48,17 @@ def software(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         flags = [flag for flag in environment.get(variable, "").split() if "/" not in flag]
         values[variable] = " ".join(sorted(flags))
     return values
+
+
+def revision() -> str:
+    """Return the commit of the clone in which ringformer's code lies, with a + if that code has changed since; outside
+    of a clone, ringformer's version."""
+    folder = Path(ringformer.__file__).parent
+    if not (folder.parent / ".git").exists():
+        return f"ringformer {version('ringformer')}"
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+    changed = "+" if git("status", "--porcelain", ".") else ""
+    return git("rev-parse", "--short=12", "HEAD") + changed
