@@ -1,6 +1,7 @@
 """Estimate a train step of each family on v5e-256 and 8xH100, and the longest contexts.
 
-    python benchmarks/models.py [--only=PRESET | --compile_times] [--out=results/models.json] [--page=docs/models.md]
+    python benchmarks/models.py [--only=PRESET | --compile_times | --schedule_times] [--out=results/models.json]
+        [--page=docs/models.md]
 
 v5e-256: compiled for one sequence of 1M tokens, or the longest power of two that the compiler accepts; seconds are
 modelled from the schedule. 8xH100: closed forms, not compiled. Longest contexts: closed forms, powers of two. Half a
@@ -8,10 +9,13 @@ minute to three a preset; what a preset said replaces what it said before, and t
 
 --compile_times: CPU seconds to lower and compile a small train step for eight simulated devices, over those of a LLaMA
 with as many layers; alternated, the median of three.
+--schedule_times: CPU seconds of libtpu to the schedule of the step of 1M tokens on v5e-256, for Gemma 3 12B, for its
+two kinds of layers alone, and for LLaMA-3 8B; the median of three.
 """
 
 import argparse
 import json
+import resource
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +33,10 @@ from ringformer.data import Batch
 from ringformer.estimate.choices.candidates import candidates
 from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings
 from ringformer.estimate.closed_forms.training import step_time
+from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.reports.report import origin
 from ringformer.estimate.workloads.command_tools import log
-from ringformer.estimate.workloads.targets import find_target, only_compilers
+from ringformer.estimate.workloads.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workloads.training import Workload, preset_workload
 from ringformer.hardware import GiB
 from ringformer.models.registry import preset_config
@@ -183,10 +188,49 @@ def compile_table(ratios: dict[str, float]) -> str:
     )
 
 
+SCHEDULED: dict[str, dict] = {
+    "llama3_8b": {},
+    "gemma3_12b": {},
+    "gemma3_12b, windows alone": {"layer_types": "W"},
+    "gemma3_12b, full attention": {"layer_types": "F", "window": 0},
+}
+"""Models whose steps are scheduled against the clock."""
+SCHEDULE_BEGIN = "<!-- schedule times: written by benchmarks/models.py --schedule_times -->"
+
+
+def schedule_times() -> dict[str, float]:
+    """CPU seconds of libtpu to the schedule of each model's step, in a process of its own; the median of three."""
+    only_compilers()
+    taken: dict[str, list[float]] = {name: [] for name in SCHEDULED}
+    for _ in range(3):
+        for name, changes in SCHEDULED.items():
+            preset = name.split(",")[0]
+            settings = changes | {"compute_dtype": "bfloat16", "remat": "full"}
+            workload = preset_workload(preset, find_target(TPU), LENGTH, **settings).with_kernel()[0]
+            before = _seconds_of_children()
+            compile_apart(workload)
+            taken[name].append(_seconds_of_children() - before)
+            log(f"{name}: {taken[name][-1]:.1f} CPU seconds")
+    return {name: float(np.median(seconds)) for name, seconds in taken.items()}
+
+
+def _seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def schedule_table(seconds: dict[str, float]) -> str:
+    """The table of the times to the schedule."""
+    lines = ["| step | CPU seconds to its schedule |", "|---|---|"]
+    lines += [f"| {name} | {taken:.1f} |" for name, taken in seconds.items()]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PRESETS)
     parser.add_argument("--compile_times", action="store_true")
+    parser.add_argument("--schedule_times", action="store_true")
     parser.add_argument("--out", type=output_argument, default=Path("results/models.json"))
     parser.add_argument("--page", type=Path, default=Path("docs/models.md"))
     asked = parser.parse_args()
@@ -196,6 +240,11 @@ if __name__ == "__main__":
         saved |= ORIGIN | {"compile_times": measured | {"ratios": compile_times()}}
         write_results(asked.out, saved)
         write_table(asked.page, COMPILE_BEGIN, compile_table(saved["compile_times"]["ratios"]), END)
+        raise SystemExit
+    if asked.schedule_times:
+        saved["schedule_times"] = {**made(), "versions": compiled_by(find_target(TPU)), "seconds": schedule_times()}
+        write_results(asked.out, saved)
+        write_table(asked.page, SCHEDULE_BEGIN, schedule_table(saved["schedule_times"]["seconds"]), END)
         raise SystemExit
     only_compilers()
     for name in [asked.only] if asked.only else PRESETS:

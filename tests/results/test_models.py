@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks import experts
-from benchmarks.models import BEGIN, COMPILE_BEGIN, GPU, PRESETS, TPU, compile_table, counted, longest, table
+from benchmarks.models import (
+    BEGIN,
+    COMPILE_BEGIN,
+    GPU,
+    PRESETS,
+    TPU,
+    compile_table,
+    counted,
+    longest,
+    schedule_table,
+    table,
+)
 from ringformer.models.registry import FAMILIES, family_of
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +36,10 @@ def test_the_page_has_the_table():
 def test_the_pages_have_the_tables_of_compile_times_and_experts():
     page = (ROOT / "docs" / "models.md").read_text().partition(COMPILE_BEGIN)[2]
     assert compile_table(SAVED["compile_times"]["ratios"]) in page
+    seconds = SAVED["schedule_times"]["seconds"]
+    assert schedule_table(seconds) in page
+    both = seconds["gemma3_12b, windows alone"] + seconds["gemma3_12b, full attention"]
+    assert 0.8 * both <= seconds["gemma3_12b"] <= 1.1 * both  # each kind is compiled once
     page = (ROOT / "docs" / "decisions.md").read_text().partition(experts.BEGIN)[2]
     assert experts.table(json.loads((ROOT / "results" / "experts.json").read_text())) in page
 

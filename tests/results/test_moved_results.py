@@ -60,9 +60,7 @@ def test_a_command_that_no_longer_works_is_an_error(tmp_path):
     made = {"date": "2026-11-20", "commit": "0123456789ab"}
     entry = {"command": COMMAND + " --no_such_flag", "closed_form_seconds": 1.0, **made}
     (tmp_path / "a.json").write_text(json.dumps(entry))
-    with pytest.raises(
-        RuntimeError, match=r"--no_such_flag --closed_form ends with 2: .*no option --no_such_flag"
-    ):
+    with pytest.raises(RuntimeError, match=r"--no_such_flag --closed_form ends with 2: .*no option --no_such_flag"):
         moved(tmp_path)
 
 
