@@ -1,5 +1,7 @@
 """Shares of a chip's peaks: every chip has some, and every number a source."""
 
+from pathlib import Path
+
 import pytest
 
 from ringformer.hardware import CHIPS
@@ -28,3 +30,14 @@ def test_heads_between_two_sizes_are_interpolated(head_dim, forward, backward):
     """Smaller heads take as long as the smallest; larger ones have the largest's share."""
     shares = Shares("measured", "here", 0.5, 0.5, cudnn_forward={64: 0.4, 128: 0.6}, cudnn_backward={64: 0.3, 128: 0.5})
     assert shares.cudnn(head_dim) == pytest.approx((forward, backward))
+
+
+def test_the_page_has_the_bytes_of_the_head_s_gradient_beside_its_products():
+    """For 1,024 tokens: 8 bytes of each number in float32, read and written, and three products."""
+    shares = []
+    for name in ("v5p", "v4", "v5e", "H100", "v6e"):
+        chip = CHIPS[name]
+        products = 3 * 2 * 1024 / chip.flops("bfloat16")
+        shares.append(f"{8 / chip.hbm_bandwidth / products:.2f}")
+    page = Path(__file__).parents[2] / "docs" / "decisions.md"
+    assert "| " + " | ".join(["seconds of the bytes over those of the products", *shares]) + " |" in page.read_text()
