@@ -1,10 +1,15 @@
 """Windows through cuDNN's calls, emulated on the CPU, against dense attention within the window."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
+from ringformer.data import Batch
 from ringformer.models.attention_options import attention_options
+from ringformer.models.decoder import Decoder
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.models.registry import preset_config
 from ringformer.ops import layouts, window_passes
@@ -117,3 +122,22 @@ def test_layers_use_cudnn_where_it_can_compute_their_window(window, documents, k
     options = attention_options(c, LayerKind(window), 1024, documents=documents)
     assert options["kernel"] == kernel
     assert (options["q_chunk"] is None) == (kernel == "cudnn")
+
+
+def test_a_model_computes_its_windows_by_cudnn_where_no_token_has_a_document(emulated):
+    """Gemma 3's layers with a window of eight tokens call cuDNN in the loss of a batch without segment ids; with some,
+    XLA computes them. The loss is that of XLA's blocks."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_kv_heads": 1}
+    sizes |= {"head_dim": 16, "num_layers": 6, "window": 8, "layer_types": "WF", "compute_dtype": "bfloat16"}
+    config = preset_config("gemma3_1b", kernel="cudnn", **sizes)
+    tokens = np.random.default_rng(0).integers(0, 64, (2, 33), np.int32)
+    positions = np.tile(np.arange(32, dtype=np.int32), (2, 1))
+    mask = np.ones((2, 32), bool)
+    alone = Batch(tokens[:, :-1], tokens[:, 1:], positions, None, mask, ~mask)
+    packed = alone._replace(segment_ids=np.repeat(np.arange(2, dtype=np.int32), 16)[None].repeat(2, axis=0))
+    for batch, masks in ((alone, {("window", 8), True}), (packed, set())):
+        emulated.clear()
+        loss = Decoder(config, rngs=nnx.Rngs(0)).loss(batch)
+        expected = Decoder(replace(config, kernel="xla"), rngs=nnx.Rngs(0)).loss(batch)
+        assert abs(float(loss) / float(expected) - 1) < 1e-3
+        assert {mask for *_, mask in emulated} == masks  # documents of 32 tokens are all diagonal, which XLA computes
