@@ -432,7 +432,7 @@ def main() -> None:
         earlier = json.loads(out.read_text())
         if (earlier["device"], earlier["jax"]) != (results["device"], results["jax"]):
             parser.exit(2, f"{parser.prog}: {out} is of {earlier['device']} with JAX {earlier['jax']}\n")
-        results = earlier | {"date": results["date"], "commit": results["commit"]}
+        results = earlier
     for part in args.parts or PARTS:
         measure(results, part, size, args.missing, out)
     print(json.dumps(results, indent=1))
@@ -449,6 +449,8 @@ def measure(results: dict, part: str, size: str, missing: bool, out: Path | None
         found = _part(part if configuration is None else f"{part}:{index}", size)
         rows += found if isinstance(found, list) else [found]
         results[part] = rows
+        if missing:
+            results["added"] = results.get("added", {}) | {part: made()}
         if out:
             write_results(out, results)
 

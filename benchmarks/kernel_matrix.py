@@ -126,7 +126,9 @@ def cells(generation: str) -> Iterator[Cell]:
     for windowed in in_windows():
         chosen = cast(DecoderConfig, with_kernel(windowed, "tpu", chip, LENGTHS[-1], ring_size=RANKS[-1])[0])
         if chosen.kernel == "pallas":
-            options = attention_options(chosen, LayerKind(windowed.window), LENGTHS[-1], documents=True)
+            options = attention_options(
+                chosen, LayerKind(windowed.window), LENGTHS[-1], documents=True, parts=2 * RANKS[-1]
+            )
             place = options["q_chunk"], options["k_chunk"], LENGTHS[-1], FEW_KEY_HEADS
             wanted |= {Cell(generation, *_shape(windowed), *place, IN_WINDOW, kind) for kind in KINDS}
     longest = max(c for c in wanted if (c.heads, c.head_dim, c.masks, c.kind) == (1, 128, MASKS[1], KINDS[-1]))

@@ -1,8 +1,8 @@
 """Lists the results whose closed form has moved since: their seconds no longer describe the code.
 
-A row of results with a command `ringformer estimate ...` has the seconds of the closed form when it was compiled. This
-runs the command again with --closed_form, which takes some hundredths of a second, and prints the rows whose seconds
-differ by more than 5%.
+A row of results with a command `ringformer estimate ...` has the seconds of the closed form when it was compiled: those
+of the computation, without communication. This runs the command again with --closed_form, which takes some hundredths
+of a second, and prints the rows whose seconds differ by more than 5%.
 
     python benchmarks/moved_results.py
 """
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from ringformer.cli.command_line import main as ringformer
 
-FOLDER = Path("results")
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "results"
 LIMIT = 0.05
 """Largest relative change of a closed form that is not listed."""
 COMPILERS_FLAGS = ("--generate_code", "--quick", "--json")
@@ -74,7 +75,7 @@ def closed_form(command: str) -> float:
     """Return the seconds of a step by the closed form, by today's code."""
     words = [word for word in shlex.split(command)[1:] if word not in COMPILERS_FLAGS]
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()) as said:
         code = ringformer([*words, "--closed_form", "--json"])
     if code:
         raise RuntimeError(f"{command} --closed_form ends with {code}: {said.getvalue()}")

@@ -8,6 +8,8 @@ from typing import Any
 from ringformer.files.atomic import write_whole
 from ringformer.processes.software import revision
 
+revision()  # of the code that this process begins with
+
 
 def made() -> dict[str, str]:
     """Return the date and the commit of ringformer's code, as files of results have them."""

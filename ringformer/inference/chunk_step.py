@@ -16,7 +16,7 @@ from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops import online_softmax
-from ringformer.ops.layouts import permutation
+from ringformer.ops.layouts import PARTS, permutation
 
 
 class ChunkAttention(NamedTuple):
@@ -63,13 +63,15 @@ class ChunkAttention(NamedTuple):
         """Attend in a layer of a kind; `layer` is its number in the cache."""
         c = self.config
         tokens = c.ulysses * q.shape[1]
-        options = attention_options(c, kind, tokens, documents=False)
+        parts = PARTS[c.layout] * self.ranks // c.ulysses
+        options = attention_options(c, kind, tokens, documents=False, parts=parts)
         ring = partial(c.attend, q, k, v, axis_name="sp", layout=c.layout, ulysses=c.ulysses, ring=c.ring, **options)
         if not self.reads and not self.beginning:
             return ring(), (k, v)
         if kind.window:
             last = self.last[kind.window]
-            options = attention_options(c, kind, tokens, documents=True)  # absent tokens have ids of their own
+            # Absent tokens have segment ids of their own.
+            options = attention_options(c, kind, tokens, documents=True, parts=parts)
             return attend_window(q, k, v, self.cache, layer, last, self.order, "sp", **options), (k, v)
         seen = [softmax_of(*ring(return_lse=True))]
         if self.reads:
@@ -77,6 +79,6 @@ class ChunkAttention(NamedTuple):
         for shared in self.beginning:
             assert self.prefix_reads is not None
             tokens = q.shape[0] * q.shape[1] * self.ranks
-            options = attention_options(c, kind, tokens, documents=False)
+            options = attention_options(c, kind, tokens, documents=False, parts=parts)
             seen.append(attend_cached(q, shared.cache, layer, self.prefix_reads, shared.pieces, "sp", **options))
         return online_softmax.output(reduce(online_softmax.join, seen)).astype(q.dtype), (k, v)

@@ -30,7 +30,7 @@ from ringformer.ops.attention import Attention, Blocks, Mask, Shard
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel, without_padding
-from ringformer.ops.layouts import Layout
+from ringformer.ops.layouts import PARTS, Layout
 from ringformer.ops.ring import Ring
 from ringformer.ops.ring_vjp import attention_on_ring
 from ringformer.ops.streams import Stream, halves_of_heads
@@ -102,7 +102,7 @@ def check_kernel(
     if model.attention == "vanilla":  # uses no kernel
         return model, line
     device = next(d for d in mesh.devices.flat if d.process_index == jax.process_index())
-    trial = make_trial(model, local_tokens, mesh.shape["tp"], packed, backward)
+    trial = make_trial(model, local_tokens, mesh.shape["tp"], mesh.shape["sp"] // model.ulysses, packed, backward)
     fault = _remembered(trial, device) or ""
     if jax.process_count() > 1:
         failed = np.flatnonzero(multihost_utils.process_allgather(np.int32(bool(fault))))
@@ -121,12 +121,13 @@ def check_kernel(
     )
 
 
-def make_trial(model: DecoderConfig, local_tokens: int, tp: int, packed: bool, backward: bool) -> Trial:
+def make_trial(model: DecoderConfig, local_tokens: int, tp: int, ring_size: int, packed: bool, backward: bool) -> Trial:
     """Choose blocks that represent those of a model: they have its heads and chunks, and at least two chunks in each
     part."""
     chunks = max(model.q_chunk or 0, model.k_chunk or 0)
     window = model.window
-    of_window = attention_options(model, LayerKind(window), local_tokens, documents=packed)
+    parts = PARTS[model.layout] * ring_size
+    of_window = attention_options(model, LayerKind(window), local_tokens, documents=packed, parts=parts)
     if of_window["kernel"] != model.kernel:
         window = 0  # XLA computes these layers
     heads, key_heads = (max(1, n // tp // model.head_groups) for n in (model.num_heads, model.num_kv_heads))

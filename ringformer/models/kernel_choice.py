@@ -70,13 +70,14 @@ def with_kernel(
     halves = None
     if model.ring == "both_ways" and ring_size > 1 and 0 in model.windows:
         halves = model.held_key_heads(tp)
-    kernel, why = _chosen(model, platform, generation, masks, halves, local_tokens)
+    parts = PARTS[model.layout] * ring_size
+    kernel, why = _chosen(model, platform, generation, masks, halves, local_tokens, parts)
     if model.kernel != "auto":
         why = "as configured"
         if model.kernel == "xla" != kernel:
             why += f"; auto would be {kernel}"
         kernel = model.kernel
-    _check(model, kernel, platform, masks, chip, halves, local_tokens)
+    _check(model, kernel, platform, masks, chip, halves, local_tokens, parts)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
         most = _largest_chunk(model, local_tokens, ring_size)
@@ -87,13 +88,19 @@ def with_kernel(
     if platform == "cpu" and no_chunks and default_chunk(local_tokens) > CPU_CHUNK:
         model = replace(model, q_chunk=CPU_CHUNK, k_chunk=CPU_CHUNK)
         why += f"; chunks of {CPU_CHUNK} queries and keys, the fastest on CPUs"
-    if model.window and kernel_of(model, model.window, local_tokens, masks) != kernel:
+    if model.window and kernel_of(model, model.window, local_tokens, masks, parts) != kernel:
         why += f"; xla computes the {model.windows[model.window]} layers with a window"
     return model, f"kernel {kernel}: {why}"
 
 
 def _chosen(
-    model: DecoderConfig, platform: str, generation: str, masks: bool, halves: int | None, local_tokens: int
+    model: DecoderConfig,
+    platform: str,
+    generation: str,
+    masks: bool,
+    halves: int | None,
+    local_tokens: int,
+    parts: int,
 ) -> tuple[Kernel, str]:
     """Resolve auto to a kernel, with the reason."""
     wanted: Kernel
@@ -104,7 +111,7 @@ def _chosen(
     else:
         return "xla", f"there are kernels for TPU and GPU, none for {platform}"
     try:
-        _check(model, wanted, platform, masks, CHIPS.get(generation), halves, local_tokens)
+        _check(model, wanted, platform, masks, CHIPS.get(generation), halves, local_tokens, parts)
     except ValueError as error:
         return "xla", str(error)
     if wanted == "pallas" and model.compute_dtype != "bfloat16":
@@ -162,9 +169,11 @@ def _check(
     chip: Chip | None,
     halves: int | None,
     local_tokens: int,
+    parts: int,
 ) -> None:
-    """Raise ValueError if a kernel cannot compute the model, or only those of its layers that XLA computes in its
-    place. `halves`: key heads of which half travel each way; None: none do."""
+    """Raise ValueError if a kernel cannot compute the model; XLA may compute some layers with a window in its place,
+    but not all layers. `halves`: key heads of which half travel each way; None: none do. `parts`: parts that all ranks
+    have of a sequence."""
     check_kernel(kernel, jnp.dtype(model.compute_dtype), platform, chip)
     capability = None
     if chip is not None and chip.multiprocessors is not None:
@@ -172,9 +181,9 @@ def _check(
     check_head_size(kernel, model.head_dim, capability)
     check_masks(kernel, "ascending" if masks else None, model.layout)
     if model.window and 0 not in model.windows:
-        fault = window_fault(kernel, model.window, local_tokens // PARTS[model.layout], masks)
-        if fault:
-            raise ValueError(fault)
+        computes = kernel_of(replace(model, kernel=kernel), model.window, local_tokens, masks, parts)
+        if computes != kernel:
+            raise ValueError(window_fault(kernel, model.window, local_tokens // PARTS[model.layout], masks))
     if halves is not None:
         check_both_ways(kernel, halves)
     if kernel == "pallas" and not _fits(model, chip, FEWEST, FEWEST):

@@ -193,12 +193,12 @@ def ring_attention(
     if rings != 1 and axis_name is None:
         raise ValueError(f"rings={rings} cuts a mesh axis; axis_name is None")
     of_ranks = Ring(axis_name, layout if causal else "contiguous", ring, exchange, rings)
-    if of_ranks.goes_both_ways:
-        check_both_ways(kernel, k.shape[2] * exchange.copies // ulysses)
     argument_checks.check_window(window, attend_first, in_order, causal, segment_ids)
     blocks = Blocks(scale, kernel, q_chunk, k_chunk, logit_softcap)
     attention = Attention(of_ranks, blocks, Mask(causal, window, attend_first), return_lse)
     attention = attention.in_simplest_form(q.shape[1])
+    if attention.ring.goes_both_ways:
+        check_both_ways(kernel, k.shape[2] * exchange.copies // ulysses)
     if attention.mask.window is not None:
         has_other_parts = attention.ring.parts * attention.ring.size > 1
         part = q.shape[1] * ulysses // attention.ring.parts

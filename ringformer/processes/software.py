@@ -5,6 +5,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,19 @@ def software(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     return values
 
 
+@cache
 def revision() -> str:
-    """Return the commit of the clone in which ringformer's code lies, with a + if that code has changed since; outside
-    of a clone, ringformer's version."""
+    """Return the commit of the clone in which ringformer's code lies, with a + if that code has changed since; where
+    there is no clone or no git, ringformer's version. A process keeps what it found first."""
     folder = Path(ringformer.__file__).parent
-    if not (folder.parent / ".git").exists():
-        return f"ringformer {version('ringformer')}"
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
-    changed = "+" if git("status", "--porcelain", ".") else ""
-    return git("rev-parse", "--short=12", "HEAD") + changed
+    try:
+        if not (folder.parent / ".git").exists():
+            raise FileNotFoundError("there is no clone")
+        changed = "+" if git("status", "--porcelain", ".") else ""
+        return git("rev-parse", "--short=12", "HEAD") + changed
+    except (OSError, subprocess.CalledProcessError):
+        return f"ringformer {version('ringformer')}"

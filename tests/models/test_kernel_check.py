@@ -123,15 +123,15 @@ def test_a_fault_elsewhere_counts(emulated, monkeypatch):
 def test_the_blocks_of_a_run():
     """Heads of a tp rank and a head group, its chunks, and few tokens."""
     model = replace(LlamaConfig(**preset("llama3.1_8b")), kernel="pallas", q_chunk=2048, k_chunk=1024, head_groups=2)
-    trial = make_trial(model, 65536, 2, True, True)
+    trial = make_trial(model, 65536, 2, 8, True, True)
     assert (trial.heads, trial.key_heads, trial.tokens, trial.q_chunk) == (8, 2, 8192, 2048)
-    assert make_trial(model, 1024, 1, False, True).tokens == 1024
+    assert make_trial(model, 1024, 1, 8, False, True).tokens == 1024
 
 
 def test_a_window_is_tried_where_the_kernel_computes_it():
     model = preset_config("gemma3_12b", kernel="cudnn", layout="zigzag")
-    assert make_trial(model, 16384, 1, False, True).window == 1024
-    assert make_trial(model, 16384, 1, True, True).window == 0  # beside segment ids, XLA computes it
+    assert make_trial(model, 16384, 1, 8, False, True).window == 1024
+    assert make_trial(model, 16384, 1, 8, True, True).window == 0  # beside segment ids, XLA computes it
 
 
 @pytest.mark.slow

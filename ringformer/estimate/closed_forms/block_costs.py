@@ -39,7 +39,9 @@ def block_seconds(workload: Workload) -> float:
     queries = workload.batch_size * workload.seq_len / target.num_devices
     seconds = 0.0
     for window, layers in workload.windows.items():
-        options = attention_options(model, LayerKind(window), workload.ring_tokens, documents=workload.masks)
+        tokens = workload.ring_tokens
+        kind = LayerKind(window)
+        options = attention_options(model, kind, tokens, documents=workload.masks, parts=workload.parts)
         chunks = options["q_chunk"] * options["k_chunk"]
         visible = queries * keys_in_window(window, workload.seq_len)
         pairs = passes * visible / chunks * model.num_heads * layers
@@ -55,7 +57,7 @@ def _added_blocks(workload: Workload, window: int) -> float:
     if window == 0:
         return min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
     tokens = workload.ring_tokens
-    if kernel_of(model, window, tokens, workload.masks) != "cudnn":
+    if kernel_of(model, window, tokens, workload.masks, workload.parts) != "cudnn":
         return 0
     return 1 + PARTS[model.layout] * window / tokens
 

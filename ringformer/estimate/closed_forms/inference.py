@@ -98,7 +98,9 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     m = workload.model
     target = workload.target
     dp, _, tp, sp = workload.mesh_shape
-    share = efficiency(target.generation, m.kernel, m.head_dim)
+    only_windows = 0 not in m.windows
+    kernel = "xla" if m.kernel == "cudnn" and only_windows else m.kernel  # XLA computes the windows of later chunks
+    share = efficiency(target.generation, kernel, m.head_dim)
     item = itemsize(m)
     rows = workload.batch_size // dp
     shared = tp * sp  # fsdp does not split work

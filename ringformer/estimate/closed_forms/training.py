@@ -165,7 +165,9 @@ def window_seconds(workload: Workload, window: int, layers: int) -> dict[str, fl
     peak = target.chip.flops(model.compute_dtype)
     _, forwards = forward_runs(model)
     ranks = workload.ring_size
-    options = attention_options(model, LayerKind(window), workload.ring_tokens, documents=workload.masks)
+    tokens = workload.ring_tokens
+    kind = LayerKind(window)
+    options = attention_options(model, kind, tokens, documents=workload.masks, parts=workload.parts)
     if window:
         chunk = options["q_chunk"] or default_chunk(workload.ring_tokens)
         if options["kernel"] == "cudnn":

@@ -144,7 +144,7 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         results = []
         kinds = {kind.window: kind for kind in model.layer_kinds}
         for kind in kinds.values():
-            options = attention_options(model, kind, workload.ring_tokens, documents=True)
+            options = attention_options(model, kind, workload.ring_tokens, documents=True, parts=workload.parts)
             options |= {"segment_ids": segment_ids, "segments": "ascending"}
             o, backward = jax.vjp(lambda q, k, v, options=options: attend(q, k, v, **options), q, k, v)
             results.append((o, backward(do)))

@@ -114,6 +114,11 @@ class Workload:
         return self.mesh_shape[3] // self.model.ulysses if self.model.on_ring else 1
 
     @property
+    def parts(self) -> int:
+        """Parts that all ranks of a ring have of a sequence; 1 without a ring."""
+        return PARTS[self.model.layout] * self.ring_size if self.model.on_ring else 1
+
+    @property
     def windows(self) -> dict[int, int]:
         """Number of layers by the keys that a query sees at most; 0 if it sees all before it."""
         layers: Counter[int] = Counter()

@@ -136,7 +136,7 @@ def _call(
     q = _part(queries.q, pair.q, _seeing_queries(work_list))
     kv = _part(keys.kv, pair.k, work_list.k_chunks)
     if work_list.window is not None:
-        return q, kv, within_window(int(pair.offset), work_list.window, exists)
+        return q, kv, within_window(int(pair.offset), kv.shape[3], work_list.window, exists)
     if queries.segment_ids is None or keys.segment_ids is None:
         return q, kv, under_offset(pair, masked)
     q_ids = _part(queries.segment_ids, pair.q, work_list.q_chunks, axis=1)

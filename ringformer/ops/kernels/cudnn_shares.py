@@ -75,16 +75,16 @@ def under_offset(pair: ChunkPairs, masked: bool) -> View:
     return View(causal=True, moved=None if is_zero else -jnp.asarray(offset))
 
 
-def within_window(offset: int, window: int, exists: bool | Bool[Array, ""]) -> View:
-    """Return the view of as many queries as keys within a window: query row t sees key column s where t + offset >= s
-    and s > t + offset - window.
+def within_window(offset: int, count: int, window: int, exists: bool | Bool[Array, ""]) -> View:
+    """Return the view of `count` queries on as many keys within a window: query row t sees key column s where
+    t + offset >= s and s > t + offset - window.
 
-    Either the keys are the queries' own (offset 0), or they end where the queries begin: then `offset` is their number,
-    at least window - 1, and only the window limits a row. It sees the columns from t + offset - window + 1 on, which
-    is a causal mask of rows and columns in reverse order.
+    Either the keys are the queries' own (offset 0), or they end where the queries begin (offset `count`, at least
+    window - 1), and only the window limits a row. It sees the columns from t + offset - window + 1 on, which is a
+    causal mask of rows and columns in reverse order.
     """
     if offset == 0:
-        return View(causal=True, window=window, exists=exists)
+        return View(causal=True, window=window if window < count else None, exists=exists)
     return View(causal=True, moved=offset - (window - 1) or None, reversed=True, exists=exists)
 
 

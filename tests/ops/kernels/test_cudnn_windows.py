@@ -41,7 +41,7 @@ CASES = [
 ]
 
 
-@pytest.mark.usual("zigzag-3-8", "contiguous-3-23")
+@pytest.mark.usual("zigzag-2-5", "zigzag-3-8")
 @pytest.mark.parametrize(("layout", "n", "W"), CASES)
 def test_windows_up_to_a_part(layout, n, W, emulated, small_tiles):
     """GQA, a cotangent of o and one of lse. The first part of the sequence has no part before it.
@@ -60,6 +60,15 @@ def test_sinks_take_weight_from_a_window(emulated, small_tiles):
     inputs, cotangents = arrays(2 * 2 * L, d=16, sinks=True)
     found = on_ring(2, "zigzag", rounded(inputs), cotangents, kernel="cudnn", window=9)
     assert_as_good_as_dense(found, inputs, cotangents, window=9, factor=4.0)
+
+
+def test_keys_of_a_window_travel_one_way_whatever_the_form_of_the_ring(emulated, small_tiles):
+    """With one key head, which both ways could not share."""
+    inputs, cotangents = arrays(2 * 2 * L, d=16, K=1)
+    found = on_ring(2, "zigzag", rounded(inputs), cotangents, kernel="cudnn", window=9, ring="both_ways")
+    assert_as_good_as_dense(found, inputs, cotangents, window=9)
+    with pytest.raises(ValueError, match="a device has 1; kernel='xla' can cut the tokens instead"):
+        on_ring(2, "zigzag", rounded(inputs), cotangents, kernel="cudnn", ring="both_ways")
 
 
 @pytest.mark.parametrize("u", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -88,8 +97,11 @@ def calls(n, layout, window, T):
 def test_the_calls_of_a_window(emulated):
     """Each part attends to itself within the window, and its first queries to as many last keys of the part before: no
     query is padded, and no call stands in a loop or a branch."""
-    program = str(calls(2, "zigzag", window=100, T=512))
     own, before = (256, 256, ("window", 100)), (128, 128, True)
+    calls(2, "zigzag", window=257, T=512)
+    assert {mask for *_, mask in emulated} == {True}  # a part's own keys are all within it
+    emulated.clear()
+    program = str(calls(2, "zigzag", window=100, T=512))
     made = [(kind, q[1], k[1], mask) for kind, q, k, mask in emulated]
     forward = [("forward", *own)] * 2 + [("forward", *before)] * 2
     backward = [("backward", *before)] * 2 + [("backward", *own)] * 2
@@ -113,13 +125,22 @@ def test_a_window_that_cudnn_cannot_compute_is_refused_by_name(emulated):
 
 
 @pytest.mark.parametrize(
-    ("window", "documents", "kernel"),
-    [(513, False, "cudnn"), (514, False, "xla"), (128, True, "xla"), (0, True, "cudnn")],
+    ("window", "documents", "parts", "kernel"),
+    [
+        (513, False, 16, "cudnn"),
+        (514, False, 16, "xla"),
+        (128, True, 16, "xla"),
+        (0, True, 16, "cudnn"),
+        (1023, False, 1, "cudnn"),  # there is no ring, so no other part
+        (1023, True, 1, "xla"),
+        (1024, True, 1, "cudnn"),  # it limits nothing
+        (8192, True, 16, "cudnn"),
+    ],
 )
-def test_layers_use_cudnn_where_it_can_compute_their_window(window, documents, kernel):
+def test_layers_use_cudnn_where_it_can_compute_their_window(window, documents, parts, kernel):
     """1,024 tokens a rank are two parts of 512 in zigzag. XLA computes the other windows, in small chunks."""
     c = preset_config("gemma3_1b", kernel="cudnn", layout="zigzag")
-    options = attention_options(c, LayerKind(window), 1024, documents=documents)
+    options = attention_options(c, LayerKind(window), 1024, documents=documents, parts=parts)
     assert options["kernel"] == kernel
     assert (options["q_chunk"] is None) == (kernel == "cudnn")
 
