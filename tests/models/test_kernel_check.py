@@ -69,11 +69,11 @@ FAULTS = {
         lambda call: lambda *x: ((grads := call(*x))[0], grads[2], grads[1]),
         "dk of the own block",
     ),
-    "a window is wide": ("forward", lambda call: lambda *x: call(*x[:-1], None), "o in a window"),
+    "a window is wide": ("forward", lambda call: lambda *x: call(*x[:-1], None), "dk in a window"),
     "dq of a window is that of all keys": (
         "backward",
         lambda call: lambda *x: call(*x[:-1], None),
-        "dq in a window",
+        "dk in a window",
     ),
     "o is NaN": ("forward", lambda call: lambda *x: scaled(call(*x), jnp.nan), "o of the own block is nan"),
 }
