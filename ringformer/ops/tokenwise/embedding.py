@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ringformer.ops.argument_checks import AnyArray
@@ -35,7 +36,9 @@ def _backward(residuals, dx):
         tokens, dx = chunk
         return total.at[tokens].add(dx.astype(jnp.float32)), None
 
-    total = vary_like(jnp.zeros(table.shape, jnp.float32), table)
+    # The zeros wait for dx: XLA would else make them first, and keep them while the layers before are differentiated.
+    zero, dx = lax.optimization_barrier((jnp.float32(0), dx))
+    total = vary_like(jnp.broadcast_to(zero, table.shape), table)
     of_each_sequence = max(1, CHUNK // len(tokens))
     return scan_tokens(add_chunk, total, (tokens, dx), of_each_sequence)[0].astype(table.dtype), None
 
