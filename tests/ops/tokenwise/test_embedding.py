@@ -37,8 +37,8 @@ def test_the_gradient_of_the_table_is_rewritten_once_per_chunk():
 
 
 def test_the_sum_begins_when_its_gradients_do():
-    """Its zeros come from a barrier that waits for them. Made earlier, the table of Llama 3 8B would take 2 GiB of a GPU
-    while all layers are differentiated."""
+    """Its zeros come from a barrier that waits for them. Made earlier, Llama 3 8B's would take 2 GiB of a GPU while all
+    layers are differentiated."""
     table = jax.ShapeDtypeStruct((V, D), jnp.float32)
     tokens = jax.ShapeDtypeStruct((B, 8), jnp.int32)
     program = jax.make_jaxpr(jax.grad(lambda table, tokens: embed(table, tokens).sum()))(table, tokens)
