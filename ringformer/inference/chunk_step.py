@@ -16,7 +16,7 @@ from ringformer.models.attention_options import attention_options
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops import online_softmax
-from ringformer.ops.layouts import PARTS, permutation
+from ringformer.ops.layouts import permutation
 
 
 class ChunkAttention(NamedTuple):
@@ -63,7 +63,7 @@ class ChunkAttention(NamedTuple):
         """Attend in a layer of a kind; `layer` is its number in the cache."""
         c = self.config
         tokens = c.ulysses * q.shape[1]
-        parts = PARTS[c.layout] * self.ranks // c.ulysses
+        parts = c.sequence_parts(self.ranks // c.ulysses)
         options = attention_options(c, kind, tokens, documents=False, parts=parts)
         ring = partial(c.attend, q, k, v, axis_name="sp", layout=c.layout, ulysses=c.ulysses, ring=c.ring, **options)
         if not self.reads and not self.beginning:

@@ -181,7 +181,7 @@ def _attend(
     parts = 1
     if c.on_ring and axes.sp is not None:
         place = {"axis_name": axes.sp, "layout": c.layout, "ulysses": c.ulysses, "rings": axes.rings}
-        parts = layouts.PARTS[c.layout] * layouts.ring_size_of(axes.sp, c.ulysses, axes.rings)
+        parts = c.sequence_parts(layouts.ring_size_of(axes.sp, c.ulysses, axes.rings))
     tokens = place["ulysses"] * q.shape[1]
     options = attention_options(c, kind, tokens, documents=segment_ids is not None, parts=parts)
     o = c.attend(q, k, v, segment_ids=segment_ids, segments=segments, ring=c.ring, **place, **options)

@@ -20,7 +20,7 @@ from ringformer.models.own_attention import ATTENTION, REGISTERED
 from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel
-from ringformer.ops.layouts import Layout
+from ringformer.ops.layouts import PARTS, Layout
 from ringformer.ops.ring import RingForm
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.ops.tokenwise import rope
@@ -143,6 +143,10 @@ class DecoderConfig:
     def on_ring(self) -> bool:
         """True if the attention distributes the sequence over sp."""
         return self.attention not in ATTENTION or self.attention == "ring"
+
+    def sequence_parts(self, ring_size: int) -> int:
+        """Return the parts that all ranks of a ring have of a sequence; 1 without a ring."""
+        return PARTS[self.layout] * ring_size if self.on_ring else 1
 
     @property
     def attend(self) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ from ringformer.ops.attention import Attention, Blocks, Mask, Shard
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel, without_padding
-from ringformer.ops.layouts import PARTS, Layout
+from ringformer.ops.layouts import Layout
 from ringformer.ops.ring import Ring
 from ringformer.ops.ring_vjp import attention_on_ring
 from ringformer.ops.streams import Stream, halves_of_heads
@@ -126,7 +126,7 @@ def make_trial(model: DecoderConfig, local_tokens: int, tp: int, ring_size: int,
     part."""
     chunks = max(model.q_chunk or 0, model.k_chunk or 0)
     window = model.window
-    parts = PARTS[model.layout] * ring_size
+    parts = model.sequence_parts(ring_size)
     of_window = attention_options(model, LayerKind(window), local_tokens, documents=packed, parts=parts)
     if of_window["kernel"] != model.kernel:
         window = 0  # XLA computes these layers

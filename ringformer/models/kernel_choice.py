@@ -70,7 +70,7 @@ def with_kernel(
     halves = None
     if model.ring == "both_ways" and ring_size > 1 and 0 in model.windows:
         halves = model.held_key_heads(tp)
-    parts = PARTS[model.layout] * ring_size
+    parts = model.sequence_parts(ring_size)
     kernel, why = _chosen(model, platform, generation, masks, halves, local_tokens, parts)
     if model.kernel != "auto":
         why = "as configured"

@@ -82,7 +82,8 @@ def test_a_gradient_of_whole_tiles_is_that_of_the_weight():
     the padding; also through the stand-in of a layer's weight."""
     mesh = make_mesh("1,2,1,4", jax.devices())
     axes = ("fsdp", "sp")
-    size, whole = 8100, padded_size(8100, 8)
+    size = 8100
+    whole = padded_size(size, 8)
     assert whole == 8 * 1024
     w = np.pad(np.random.default_rng(0).normal(size=(size, 3)).astype(np.float32), [(0, whole - size), (0, 0)])
     given = jnp.asarray(np.random.default_rng(1).normal(size=(8, size, 3)).astype(np.float32))

@@ -116,7 +116,7 @@ class Workload:
     @property
     def parts(self) -> int:
         """Parts that all ranks of a ring have of a sequence; 1 without a ring."""
-        return PARTS[self.model.layout] * self.ring_size if self.model.on_ring else 1
+        return self.model.sequence_parts(self.ring_size)
 
     @property
     def windows(self) -> dict[int, int]:

@@ -20,7 +20,11 @@ def emulated(monkeypatch) -> list[tuple]:
     def record(kind, function):
         def call(q, k, *others):
             *_, causal, lengths, window = others
-            mask = "rectangle" if lengths is not None else ("window", window) if window else causal
+            mask = causal
+            if window:
+                mask = ("window", window)
+            if lengths is not None:
+                mask = "rectangle"
             called.append((kind, q.shape, k.shape, mask))
             return function(q, k, *others)
 

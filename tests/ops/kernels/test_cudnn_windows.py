@@ -1,6 +1,7 @@
 """Windows through cuDNN's calls, emulated on the CPU, against dense attention within the window."""
 
 from dataclasses import replace
+from itertools import product
 
 import jax
 import numpy as np
@@ -31,13 +32,18 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(window_passes, "TILE", 4)
 
 
+SLOW = [
+    *product(["zigzag"], (1, 2, 5), (1, 2, 3, 9, L - 1, L, L + 1)),
+    *product(["contiguous"], (2, 8), (1, 4, L - 2, L + 1)),
+    ("contiguous", 1, 5),
+]
+"""Layout, ranks and window; some windows end where a part does."""
+
 CASES = [
     ("zigzag", 2, 5),  # the keys of the part before are as many as the window joins to it
     ("zigzag", 3, 8),  # one more
     ("contiguous", 3, L + 1),  # all of the part before
-    *(pytest.param("zigzag", n, W, marks=pytest.mark.slow) for n in (1, 2, 5) for W in (1, 2, 3, 9, L - 1, L, L + 1)),
-    *(pytest.param("contiguous", n, W, marks=pytest.mark.slow) for n in (2, 8) for W in (1, 4, L - 2, L + 1)),
-    pytest.param("contiguous", 1, 5, marks=pytest.mark.slow),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
 ]
 
 
