@@ -22,6 +22,7 @@ from ringformer.checkpoints.array_folder import PlainFiles, tree_hashes
 from ringformer.checkpoints.zarr_files import Info, Leaf, Place, array_context, location, open_array, write_arrays
 from ringformer.files.chunks import array_metadata
 from ringformer.files.manifest import DamagedFiles, Hashes, write_part
+from ringformer.parallel.weight_sharding import HOST_MEMORY
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes of a chunk before compression. The allocator maps memory anew for each buffer above 32 MiB, so with chunks of
@@ -130,7 +131,11 @@ def _leaf(value: Saved, info: Info) -> Leaf:
 def _blocks(value: Saved, chunk: tuple[int, ...]) -> Iterator[tuple[Place, np.ndarray]]:
     """Yield chunks, each of which is copied to the host when it is due, unless its shard is there already."""
     for shard in _written(value.array):
-        data = np.asarray(shard.data) if value.donated else shard.data
+        data = shard.data
+        if value.donated:
+            # An array of host memory may be seen through numpy without a copy, and is then overwritten in place.
+            in_host = value.array.sharding.memory_kind == HOST_MEMORY
+            data = np.array(data) if in_host else np.asarray(data)
         place = _inside(shard.index, value.array.shape, value.shape, value.padded_shards)
         for part in _split(place, chunk):
             yield part, np.asarray(data[_relative(part, place)])

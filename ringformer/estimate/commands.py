@@ -35,6 +35,8 @@ class EstimateOptions:
     """sequences per step (default of a preset: 1)"""
     accumulate: int | None = None
     """microbatches per step (default of a preset: 1)"""
+    optimizer_offload: Literal["none", "moments"] | None = None
+    """part of the state in the host's memory: moments or none (default of a preset: none)"""
     tokens: float | None = None
     """total training tokens, e.g. 1e9: adds days and device-hours"""
     json: bool = False

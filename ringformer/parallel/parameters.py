@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
@@ -57,6 +57,12 @@ def shard_weights(shapes: dict[str, Any], letters: dict[str, Any], mesh: Mesh) -
     return jax.tree.map(lambda letter, x: shard_weight(letter, x.shape, mesh), letters, shapes)
 
 
+def by_name(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a nested dict by name, such as "layers/attention/wq"; those of a flat dict have its keys."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
 def specs(shardings: Any) -> Any:
     """Return the PartitionSpecs of a tree of `WeightSharding`."""
     return jax.tree.map(lambda w: w.spec, shardings)
@@ -64,11 +70,9 @@ def specs(shardings: Any) -> Any:
 
 def named(shardings: Any, mesh: Mesh) -> Any:
     """Return the NamedShardings of a tree of `WeightSharding`."""
-    return jax.tree.map(lambda w: NamedSharding(mesh, w.spec), shardings)
+    return jax.tree.map(lambda w: w.named(mesh), shardings)
 
 
 def abstract_params(weights: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Return shapes, dtypes and shardings of the parameters."""
-    return jax.tree.map(
-        lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32, sharding=NamedSharding(mesh, w.spec)), weights
-    )
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32, sharding=w.named(mesh)), weights)

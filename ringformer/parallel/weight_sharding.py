@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -24,6 +24,10 @@ from ringformer.parallel.gather_weight import gather_weight, padded_size, stand_
 
 TENSOR_PARALLEL = "HKF"
 """Shape letters that tp shards."""
+
+
+HOST_MEMORY = "pinned_host"
+"""JAX's name of the host's memory that a device reads and writes by itself."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class WeightSharding:
     zero_axes: tuple[str, ...]
     shards: int  # over zero_axes
     of_product: bool = False  # a layer uses it as a `LayerWeight`
+    in_host: bool = False  # in pinned memory of the host, not on the device
 
     @property
     def spec(self) -> P:
@@ -46,6 +51,10 @@ class WeightSharding:
         if self.zero_dim is not None:
             dims[self.zero_dim] = self.zero_axes
         return P(*dims)
+
+    def named(self, mesh: Mesh) -> NamedSharding:
+        """Return the sharding of a global array. Absent GPUs have no memories, so there it names none."""
+        return NamedSharding(mesh, self.spec, memory_kind=HOST_MEMORY if self.in_host else None)
 
     @property
     def padded_shape(self) -> tuple[int, ...]:

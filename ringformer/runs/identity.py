@@ -50,6 +50,7 @@ HARMLESS = frozenset(
         "stages",  # location, and origin of the values
         "mesh_dim",
         "cpu_devices",
+        "optimizer.offload",
         "accumulate",  # execution: numbers differ only by rounding
         "eval_every",
         "eval_batches",

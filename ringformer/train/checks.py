@@ -6,6 +6,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import AbstractMesh
 
 from ringformer.checkpoints.saved_model import model_of, other_tokenizer
@@ -17,6 +18,7 @@ from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import check_mesh
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, mesh_shape
 from ringformer.parallel.runtime_environment import HOST_POOL, host_pool, host_pool_needed
+from ringformer.parallel.weight_sharding import HOST_MEMORY
 from ringformer.runs.config import Config
 
 
@@ -137,20 +139,36 @@ def check_devices(config: Config, count: int) -> None:
     check_batch(config.model.layout, config.model.ulysses, mesh, config.seq_len, config.batch_size, config.accumulate)
 
 
-def check_host_pool(model: ModelConfig, tokens: int) -> None:
-    """Raise ValueError if a GPU offloads more than the pool of host memory that XLA has in this environment.
+def check_host_memory(model: ModelConfig, tokens: int, of_state: int, devices: Sequence[jax.Device]) -> None:
+    """Raise ValueError if this machine cannot keep in host memory what a run offloads: its devices have no such memory,
+    it has too little, or XLA's pool for GPUs has too little in this environment.
 
     Args:
-      tokens: tokens of a microbatch on each GPU.
+      tokens: tokens of a microbatch on each device.
+      of_state: bytes of a device's shards of what is offloaded of the state.
+      devices: all devices of this machine's process.
     """
-    if not hasattr(model, "offloaded_bytes"):
-        return
-    offloaded = model.offloaded_bytes(tokens)
-    needed = host_pool_needed(offloaded)
-    pool = host_pool(os.environ)
-    if needed > pool:
+    kinds = [memory.kind for memory in devices[0].addressable_memories()]
+    if of_state and HOST_MEMORY not in kinds:
         raise ValueError(
-            f"model.offload keeps {offloaded / GiB:.1f} GiB of each GPU in host memory, for which XLA has a pool of "
+            f"optimizer.offload keeps moments in {HOST_MEMORY} memory, but a {devices[0].device_kind} has only "
+            f"{', '.join(kinds)}: set optimizer.offload=none"
+        )
+    activations = model.offloaded_bytes(tokens) if hasattr(model, "offloaded_bytes") else 0
+    offloaded = of_state + activations
+    keys = " and ".join(key for key, size in (("optimizer.offload", of_state), ("model.offload", activations)) if size)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if offloaded * len(devices) > machine:
+        raise ValueError(
+            f"{keys} would keep {offloaded / GiB:.1f} GiB of each of {len(devices)} devices in host memory, "
+            f"{offloaded * len(devices) / GiB:.1f} GiB in all, but this machine has {machine / GiB:.1f} GiB: use more "
+            "devices on fsdp or sp, or offload less"
+        )
+    pool = host_pool(os.environ)
+    needed = host_pool_needed(offloaded)
+    if devices[0].platform == "gpu" and needed > pool:
+        raise ValueError(
+            f"{keys} would keep {offloaded / GiB:.1f} GiB of each GPU in host memory, for which XLA has a pool of "
             f"{pool} GiB per GPU: set {HOST_POOL}={needed} before the run starts (scripts/gpu_node.sh and "
             "scripts/slurm.sh do)"
         )

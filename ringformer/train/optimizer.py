@@ -8,6 +8,7 @@ import optax
 from jax import lax
 
 from ringformer.ops.varying_axes import varying_axes
+from ringformer.parallel.parameters import by_name
 from ringformer.runs.config import OptimizerConfig
 
 
@@ -32,18 +33,30 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any]) -> optax.GradientTransformation:
     """Return AdamW, which works on shards because it is elementwise.
 
+    The optimizer computes the same for parameters in a nested dict and in a flat one of their names (`by_name`).
+
     Args:
-      letters: shape letters of the parameters (`abstract_model`); weight decay applies to all parameters except
-      vectors: those of one letter, and those of heads and their features alone (biases, norms over all heads).
+      letters: shape letters of the parameters (`abstract_model`); weight decay applies to matrices.
     """
+    matrices = {name: is_matrix(of) for name, of in by_name(letters).items()}
+
+    def decayed(params):
+        return jax.tree.unflatten(jax.tree.structure(params), [matrices[name] for name in by_name(params)])
+
     return optax.adamw(
         schedule(config, steps),
         b1=config.b1,
         b2=config.b2,
         eps=config.eps,
         weight_decay=config.weight_decay,
-        mask=jax.tree.map(lambda of: len(of) > 1 and not set(of) <= set("HKd"), letters),
+        mask=decayed,
     )
+
+
+def is_matrix(letters: str) -> bool:
+    """Return True for the shape letters of a matrix, not of a vector: vectors have one letter, or those of heads and
+    their features alone (biases, norms over all heads)."""
+    return len(letters) > 1 and not set(letters) <= set("HKd")
 
 
 def global_norm(tree: Any) -> jax.Array:
@@ -62,7 +75,6 @@ def global_norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(sums))
 
 
-def clip(tree: Any, norm: jax.Array, limit: float) -> Any:
-    """Scale the gradient so that its norm is at most `limit`."""
-    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))
-    return jax.tree.map(lambda g: g * scale, tree)
+def clip_scale(norm: jax.Array, limit: float) -> jax.Array:
+    """Return the factor of the gradient that makes its norm at most `limit`."""
+    return jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))

@@ -28,9 +28,9 @@ from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, check_same_on_all, run_identity, stores_identity
 from ringformer.runs.record import Checked, check_keys, check_run
-from ringformer.train.checks import check_folders, check_host_pool, check_tokenizer, count_batches
+from ringformer.train.checks import check_folders, check_host_memory, check_tokenizer, count_batches
 from ringformer.train.program import Program, make_program
-from ringformer.train.state import TrainState, init_state
+from ringformer.train.state import TrainState, init_state, state_in_host_bytes
 
 
 class Run(NamedTuple):
@@ -124,6 +124,9 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         accumulate=config.accumulate,
         lora=config.lora,
     )
+    tokens = config.seq_len * config.batch_size // config.accumulate // place.mesh.size
+    of_state = state_in_host_bytes(program.state, program.shardings)
+    check_host_memory(model, tokens, of_state, place.mesh.local_devices)
     load = partial(
         Loader,
         batch_size=config.batch_size,
@@ -200,8 +203,6 @@ def _with_kernel(config: Config, place: Place, packing: PackingOptions) -> tuple
         place.ranks,
         mesh.shape["tp"],
     )
-    if place.platform == "gpu":
-        check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
     return model, kernel
 
 

@@ -1,6 +1,7 @@
 """Programs of a run on its mesh: training, evaluations and estimates use the same programs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from ringformer.parallel.lora import NO_ADAPTERS, Adapted, Lora, LoraConfig, com
 from ringformer.parallel.mesh import BATCH
 from ringformer.parallel.parameters import abstract_model, abstract_params, shard_weights
 from ringformer.runs.config import OptimizerConfig
-from ringformer.train.optimizer import make_optimizer
+from ringformer.train.optimizer import is_matrix, make_optimizer
 from ringformer.train.state import TrainState, abstract_state, state_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
@@ -90,7 +91,10 @@ def make_program(
         letters = adapters.letters
         weights = adapters.weights
     transformation = make_optimizer(optimizer, steps, letters)
-    shardings = state_shardings(trained, transformation)
+    moments = trained
+    if optimizer.offload == "moments":
+        moments = jax.tree.map(lambda w, of: replace(w, in_host=is_matrix(of)), trained, letters)
+    shardings = state_shardings(trained, transformation, moments)
 
     options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
     options |= {"accumulate": accumulate, "lora": adapters}

@@ -1,19 +1,24 @@
 """State of a run: its initial values, and the sharding of each of its arrays."""
 
-from functools import partial
+import math
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
+from ringformer.ops.varying_axes import vary_like, varying_axes
 from ringformer.parallel.parameters import abstract_params, named
-from ringformer.parallel.weight_sharding import WeightSharding
+from ringformer.parallel.weight_sharding import HOST_MEMORY, WeightSharding
+from ringformer.train.update import rows_at_once
 
 REPLICATED = WeightSharding((), None, None, (), 1)
 
@@ -29,14 +34,21 @@ class TrainState(NamedTuple):
     opt_state: Any
 
 
-def state_shardings(weights: dict[str, Any], optimizer: optax.GradientTransformation) -> TrainState:
-    """Return a `WeightSharding` for each array of the state; moments are sharded like their parameters."""
+def state_shardings(
+    weights: dict[str, Any], optimizer: optax.GradientTransformation, moments: dict[str, Any] | None = None
+) -> TrainState:
+    """Return a `WeightSharding` for each array of the state.
+
+    Args:
+      weights: those of the parameters.
+      moments: those of each moment; None: as the parameters.
+    """
     shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32), weights)
     opt_state = optax.tree.map_params(
         optimizer,
         lambda _, w: w,
         jax.eval_shape(optimizer.init, shapes),
-        weights,
+        weights if moments is None else moments,
         transform_non_params=lambda _: REPLICATED,
     )
     return TrainState(REPLICATED, weights, opt_state)
@@ -68,36 +80,97 @@ def init_state(
     """Return the state of step 0 with `params`, which are not copied; without `params`, draw them from the seed."""
     if params is None:
         params = make_init(config, shardings.params, mesh, seed)()
-    step, opt_state = make_first_state(optimizer, shardings, mesh)(params)
+    step, on_device = make_first_state(optimizer, shardings, mesh)(params)
+    fill = partial(jax.tree.map, lambda x, w, in_device: _zeros(x) if w.in_host else in_device)
+    opt_state = fill(abstract_state(shardings, optimizer, mesh).opt_state, shardings.opt_state, on_device)
     return TrainState(step, params, opt_state)
 
 
 def make_first_state(optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh) -> jax.stages.Wrapped:
-    """Return the jitted `first(params) -> (step, opt_state)`."""
+    """Return the jitted `first(params) -> (step, opt_state)`, where arrays of the optimizer's state that are in host
+    memory are only scalars: their zeros are made there (`init_state`), since the device may have no room for them."""
+    in_device = jax.tree.map(lambda w: REPLICATED if w.in_host else w, shardings.opt_state)
 
-    @partial(jax.jit, out_shardings=named((shardings.step, shardings.opt_state), mesh))
+    @partial(jax.jit, out_shardings=named((shardings.step, in_device), mesh))
     def first(params):
-        return jnp.zeros((), jnp.int32), optimizer.init(params)
+        opt_state = optimizer.init(params)
+        kept = jax.tree.map(lambda x, w: jnp.zeros((), x.dtype) if w.in_host else x, opt_state, shardings.opt_state)
+        return jnp.zeros((), jnp.int32), kept
 
     return first
+
+
+def _zeros(abstract: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return an array of zeros that no program makes: each process writes its own shards."""
+    sharding = abstract.sharding
+    assert sharding is not None
+    shard = np.zeros(sharding.shard_shape(abstract.shape), abstract.dtype)
+    return jax.make_array_from_callback(abstract.shape, sharding, lambda index: shard)
 
 
 def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Return the shapes, dtypes and shardings of a state, for compiling and restoring."""
     params = abstract_params(shardings.params, mesh)
     opt_state = jax.tree.map(
-        lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, w.spec)),
+        lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=w.named(mesh)),
         jax.eval_shape(optimizer.init, params),
         shardings.opt_state,
     )
     return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P())), params, opt_state)
 
 
-def check_state_finite(state: Any, which: str) -> None:
+def has_host_memory(shardings: TrainState) -> bool:
+    """Return True if a part of the state is in host memory."""
+    return any(w.in_host for w in jax.tree.leaves(shardings))
+
+
+def state_in_host_bytes(state: TrainState, shardings: TrainState) -> int:
+    """Bytes of a device's shards of the arrays that are in host memory."""
+    return device_bytes(jax.tree.map(lambda x, w: x if w.in_host else None, state, shardings))
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of a device's shards of a tree of arrays, without the padding of tiles."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def marked_host_memory(state: TrainState, shardings: TrainState) -> TrainState:
+    """Return a traced state whose arrays in host memory are of that type. They already are, except in programs for
+    absent GPUs, which have no memories."""
+    return jax.tree.map(lambda x, w: jax.device_put(x, jax.memory.Space.Host) if w.in_host else x, state, shardings)
+
+
+def check_state_finite(state: TrainState, which: str) -> None:
     """Raise FloatingPointError if any number of the state is not finite. In the message, `which` follows the words "the
     state"."""
-    if not bool(all_finite(state)):
+    on_device = []
+    finite = []
+    for x in jax.tree.leaves(state):
+        if x.sharding.memory_kind == HOST_MEMORY:
+            finite.append(finite_in_host(x.sharding)(x))
+        else:
+            on_device.append(x)
+    finite.append(all_finite(on_device))
+    if not all(map(bool, finite)):
         raise FloatingPointError(f"the state {which} has numbers that are not finite; it is not saved")
+
+
+@lru_cache
+def finite_in_host(sharding: NamedSharding) -> jax.stages.Wrapped:
+    """Return the jitted `finite(x) -> bool scalar` for an array in host memory, of which a device reads a few rows at a
+    time."""
+
+    def finite(x):
+        rows = rows_at_once([x])
+
+        def and_rows(i, finite):
+            here = jax.device_put(lax.dynamic_slice_in_dim(x, i * rows, rows), jax.memory.Space.Device)
+            return finite & jnp.isfinite(here).all()
+
+        of_shard = lax.fori_loop(0, len(x) // rows, and_rows, vary_like(jnp.bool_(True), x))
+        return lax.pmin(of_shard.astype(jnp.int32), tuple(varying_axes(x))) == 1
+
+    return jax.jit(jax.shard_map(finite, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=P()))
 
 
 @jax.jit

@@ -17,9 +17,10 @@ from ringformer.ops.varying_axes import vary
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.lora import Adapted, Lora, combine
 from ringformer.parallel.mesh import AXIS_NAMES, BATCH
-from ringformer.parallel.parameters import abstract_model, specs
-from ringformer.train.optimizer import clip, global_norm
-from ringformer.train.state import TrainState
+from ringformer.parallel.parameters import abstract_model, named, specs
+from ringformer.train.optimizer import clip_scale, global_norm
+from ringformer.train.state import TrainState, has_host_memory, marked_host_memory
+from ringformer.train.update import apply_update
 
 
 def make_train_step(
@@ -50,21 +51,17 @@ def make_train_step(
     """
 
     def step(state, batch, *others):
+        state = marked_host_memory(state, shardings)
         frozen = others[: lora is not None]
         largest_norm = others[lora is not None :]
         gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate, rings=rings, lora=lora)
         loss, grads, norm, tokens, masked = gradients(state.params, batch, *frozen)
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
-            # The choice is elementwise and fused into the update; a branch or a second copy of the state would cost
-            # memory.
             sound = jnp.isfinite(loss) & jnp.isfinite(norm)
             for limit in largest_norm:
                 sound &= norm <= limit
-            params, opt_state = jax.tree.map(
-                partial(jnp.where, sound), (params, opt_state), (state.params, state.opt_state)
-            )
+            scale = clip_scale(norm, clip_norm)
+            params, opt_state = apply_update(optimizer, state.params, state.opt_state, grads, scale, sound)
         metrics = {"loss": loss, "grad_norm": norm, "tokens": tokens, "masked": masked, "skipped": 1 - sound}
         return TrainState(state.step + 1, params, opt_state), metrics
 
@@ -75,7 +72,10 @@ def make_train_step(
     if skip_spikes:
         in_specs.append(P())
     sharded = jax.shard_map(step, mesh=mesh, in_specs=tuple(in_specs), out_specs=(state_specs, P()))
-    return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh, training=True))
+    options: dict[str, Any] = {"compiler_options": compiler_options(mesh, training=True)}
+    if has_host_memory(shardings):  # a result is on the device unless its sharding says otherwise
+        options["out_shardings"] = named(shardings, mesh), None
+    return jax.jit(sharded, donate_argnums=0, **options)
 
 
 def make_gradients(

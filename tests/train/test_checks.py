@@ -1,18 +1,19 @@
 """A run's batches and its state: odd batches are counted, a hundred in a row or a NaN stop it."""
 
 import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.hardware import CHIPS
+from ringformer.hardware import CHIPS, GiB
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.parallel.runtime_environment import HOST_POOL
 from ringformer.runs import step_clock
 from ringformer.runs.metrics import PATIENCE, BatchWatch
-from ringformer.train.checks import check_host_pool
+from ringformer.train.checks import check_host_memory
 from ringformer.train.reports import StepReports
 from ringformer.train.state import check_state_finite
 
@@ -62,18 +63,32 @@ def test_a_state_must_be_finite(bad):
         check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, "here")
 
 
-def check_offload(offload: bool) -> None:
+def device(platform: str, *memories: str) -> SimpleNamespace:
+    kinds = [SimpleNamespace(kind=kind) for kind in memories]
+    return SimpleNamespace(platform=platform, device_kind=platform, addressable_memories=lambda: kinds)
+
+
+GPU = device("gpu", "device", "pinned_host")
+
+
+def check_offload(offload: bool, of_state: int = 0, devices=(GPU,)) -> None:
     """13B with 262,144 tokens of a microbatch on each GPU: the inputs of 40 layers, 5,120 in bf16, are 100 GiB."""
     model = LlamaConfig(**preset("llama_13b") | {"offload": offload})
-    check_host_pool(model, 2**18)
+    check_host_memory(model, 2**18, of_state, devices)
 
 
-def test_what_is_offloaded_must_have_its_pool(monkeypatch):
+@pytest.fixture
+def large_machine(monkeypatch):
+    """A machine with 1,024 GiB."""
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**28}.get)
+
+
+def test_what_is_offloaded_must_have_its_pool(monkeypatch, large_machine):
     """XLA's own pool has 64 GiB; the error names what to set."""
     monkeypatch.delenv(HOST_POOL, raising=False)
     check_offload(False)
     with pytest.raises(
-        ValueError, match=rf"keeps 100.0 GiB of each GPU .* a pool of 64 GiB per GPU: set {HOST_POOL}=102"
+        ValueError, match=rf"would keep 100.0 GiB of each GPU .* a pool of 64 GiB per GPU: set {HOST_POOL}=102"
     ):
         check_offload(True)
     monkeypatch.setenv(HOST_POOL, "101")
@@ -81,11 +96,28 @@ def test_what_is_offloaded_must_have_its_pool(monkeypatch):
         check_offload(True)
     monkeypatch.setenv(HOST_POOL, "102")
     check_offload(True)
+    with pytest.raises(ValueError, match=rf"optimizer.offload and model.offload .* 110.0 GiB .* {HOST_POOL}=112"):
+        check_offload(True, of_state=10 * GiB)
+
+
+def test_a_machine_must_hold_what_its_devices_offload(large_machine):
+    check_offload(False, 100 * GiB, devices=[device("tpu", "device", "pinned_host")] * 10)
+    with pytest.raises(
+        ValueError,
+        match=r"optimizer.offload .* 100.0 GiB of each of 11 devices .* 1100.0 GiB in all, .* 1024.0 GiB",
+    ):
+        check_offload(False, 100 * GiB, devices=[device("tpu", "device", "pinned_host")] * 11)
+
+
+def test_a_backend_without_host_memory_is_refused():
+    check_offload(False, devices=[device("npu", "device", "unpinned_host")])
+    with pytest.raises(ValueError, match=r"pinned_host memory, but a npu has only device, unpinned_host: set .*=none"):
+        check_offload(False, of_state=1, devices=[device("npu", "device", "unpinned_host")])
 
 
 def test_a_model_that_offloads_nothing_is_asked_for_nothing():
     """Any family that says no `offloaded_bytes`."""
-    check_host_pool(object(), 1)
+    check_host_memory(object(), 1, 0, [GPU])
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -9,12 +9,12 @@ from jax.sharding import AbstractMesh
 from ringformer.estimate.closed_forms.training import itemsize
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workloads.inference import InferenceWorkload
-from ringformer.estimate.workloads.programs import device_bytes
 from ringformer.inference.cache.chunk_attention import cheaper_to_move
 from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.flops import PAIR_FORWARD, visible_keys, working_params
 from ringformer.parallel.mesh import AXIS_NAMES
+from ringformer.train.state import device_bytes
 
 
 def weight_bytes(workload: InferenceWorkload) -> int:

@@ -286,13 +286,21 @@ def smallest_local_length(model: DecoderConfig, chip: Chip, *, causal: bool = Tr
 
 
 def host_bytes(workload: Workload) -> float:
-    """Bytes of offloaded activations in host memory, per device."""
-    return float(workload.model.offloaded_bytes(workload.local_tokens))
+    """Bytes of offloaded activations and moments in host memory, per device."""
+    moments = 0.0
+    if workload.optimizer.offload == "moments":
+        moments = moment_bytes(workload)
+    return workload.model.offloaded_bytes(workload.local_tokens) + moments
+
+
+def moment_bytes(workload: Workload) -> float:
+    """Bytes of a device's shards of two float32 moments."""
+    return 8 * workload.trained_params / workload.state_shards
 
 
 def state_bytes(workload: Workload) -> float:
-    """Bytes of the training state on a device: float32 parameters that train, and two moments."""
-    return 12 * workload.trained_params / workload.state_shards
+    """Bytes of a device's shards of the training state: float32 parameters that train, and two moments."""
+    return 4 * workload.trained_params / workload.state_shards + moment_bytes(workload)
 
 
 def memory(workload: Workload) -> dict[str, float]:
@@ -336,6 +344,8 @@ def memory(workload: Workload) -> dict[str, float]:
         gathered = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         gathered /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
+    if workload.optimizer.offload == "moments":
+        per_parameter -= 8
     parameters = per_parameter * workload.trained_params + workload.frozen_bytes
     return {
         "kept layer inputs": here,

@@ -186,10 +186,10 @@ def main(folder: Path, parent: int) -> None:
 
 
 def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
-    lowered, options, mesh, state, alive = _lower(workload, program)
+    lowered, options, mesh, state, alive, in_host = _lower(workload, program)
     rates = _rates(workload, mesh)
     dump = folder / "dump"
-    around = Surroundings(program, rates, max_link_hops(mesh, workload.model.ulysses), state, alive)
+    around = Surroundings(program, rates, max_link_hops(mesh, workload.model.ulysses), state, alive, in_host)
     write_whole(folder / "surroundings", pickle.dumps(around))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
     if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # the user's own dump takes precedence

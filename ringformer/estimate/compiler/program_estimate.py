@@ -28,9 +28,11 @@ class Surroundings(NamedTuple):
     rates: Rates
     max_link_hops: int | None
     state_bytes: int
-    """Bytes of the training state on a device."""
+    """Bytes of a device's shards of the training state."""
     alive_bytes: int
     """Bytes of everything else on a device while the program runs."""
+    state_in_host_bytes: int = 0
+    """Part of the state's bytes that is in host memory instead."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Estimate:
     budget: float
     """Bytes of device memory that a program may use."""
     host_bytes: int
-    """Host memory per device for offloaded activations."""
+    """Host memory per device for offloaded activations and the offloaded part of the state."""
     usual_host_bytes: int
     """Host memory per device on a usual host of the target."""
     argument_bytes: int | None = None
@@ -84,7 +86,7 @@ class Estimate:
 
     @property
     def save_host_bytes(self) -> int:
-        """Host memory per device during a save: a copy of the state beside the offloaded activations."""
+        """Host memory per device during a save: a copy of the state beside what is offloaded."""
         return self.host_bytes + self.state_bytes
 
     @property
@@ -105,7 +107,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         fits=own + more <= target.budget or (target.chip.kind == "tpu" and not more),
         peak_bytes=own + more,
         hbm_bytes=target.chip.hbm_bytes,
-        host_bytes=memory.host,
+        host_bytes=memory.host + around.state_in_host_bytes,
         argument_bytes=memory.arguments,
         temp_bytes=memory.temporaries,
         schedule=schedule,
@@ -135,7 +137,7 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
         fits=False,
         peak_bytes=needed + around.alive_bytes,
         hbm_bytes=available,
-        host_bytes=0,
+        host_bytes=around.state_in_host_bytes,
         argument_bytes=0,
         temp_bytes=needed,
         largest=allocations.strip(),
@@ -146,5 +148,5 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
 def _common(around: Surroundings, target: Target, seconds: float) -> dict[str, Any]:
     """Fields of an estimate that do not depend on the compiler's answer."""
     common = around._asdict() | {"budget": target.budget, "usual_host_bytes": target.chip.host_bytes}
-    del common["rates"]
+    del common["rates"], common["state_in_host_bytes"]
     return common | {"compile_seconds": seconds}

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from ringformer.estimate.compiled.program_text import COLLECTIVES, Program
 from ringformer.estimate.seconds.link_loads import QUEUED, gather_rate, link_seconds
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, certain_seconds, host_waits
-from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST, Span, collectives, host_copies
+from ringformer.estimate.seconds.transfers import TO_AND_FROM_HOST, Span, collectives, host_copies
 from ringformer.ops.ring_passes import LOOP
 
 
@@ -27,7 +27,7 @@ class Transfer:
     """One collective instruction, or one copy to or from the host, executed `count` times."""
 
     kind: str
-    """One of `COLLECTIVES`, `TO_HOST` or `FROM_HOST`."""
+    """One of `COLLECTIVES` or `TO_AND_FROM_HOST`."""
     dtype: str
     shape: tuple[int, ...]
     count: float
@@ -123,7 +123,7 @@ class Schedule:
     @property
     def exposed_host_seconds(self) -> float:
         """Part of `exposed_seconds`: copies to and from the host."""
-        return sum(t.count * t.wait for t in self.transfers if t.kind in (TO_HOST, FROM_HOST))
+        return sum(t.count * t.wait for t in self.transfers if t.kind in TO_AND_FROM_HOST)
 
 
 def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = None) -> Schedule:
@@ -173,12 +173,12 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
 
     transfers = queued(QUEUED, before)
     for span in spans:
-        if span.kind not in (*QUEUED, TO_HOST, FROM_HOST):
+        if span.kind not in (*QUEUED, *TO_AND_FROM_HOST):
             on_its_way = span.bytes / gather_rate(rates.network, span.groups)
             cover = _cover(span, before)
             transfers.append(transfer(span, on_its_way, cover, max(0.0, on_its_way - cover)))
     passed = [a + b for a, b in zip(before, accumulate(waits), strict=True)]
-    return [*transfers, *queued((TO_HOST,), passed), *queued((FROM_HOST,), passed)]
+    return [*transfers, *queued(TO_AND_FROM_HOST, passed)]
 
 
 def _cover(span: Span, before: list[float]) -> float:
@@ -189,10 +189,11 @@ def _cover(span: Span, before: list[float]) -> float:
 
 
 def _busy_links(span: Span, rates: Rates) -> Float[np.ndarray, " links"]:
-    """Return the seconds that each link is busy with a transfer; a device's copies to or from its host have one."""
+    """Return the seconds that each link is busy with a transfer; copies to a device's host have one, copies from it
+    another."""
     if span.kind in QUEUED:
         return span.bytes * link_seconds(rates.network, span.kind, span.groups)
-    return np.array([span.bytes / rates.host_bytes])
+    return np.array([span.kind == kind for kind in TO_AND_FROM_HOST]) * span.bytes / rates.host_bytes
 
 
 def _share_links(

@@ -9,7 +9,8 @@ from ringformer.estimate.seconds.link_loads import Groups
 
 TO_HOST = "copy to the host"
 FROM_HOST = "copy from the host"
-"""Kinds of transfers other than collectives: arrays that `offload` keeps in host memory."""
+TO_AND_FROM_HOST = (TO_HOST, FROM_HOST)
+"""Kinds of transfers other than collectives: arrays that are kept in host memory."""
 
 _IN_HOST_MEMORY = "S(5)"
 """Mark of host memory in the layout of an array."""

@@ -4,12 +4,13 @@ Saving, restoring and `init_from` run no program (`checkpoints/sharded_arrays.py
 host.
 """
 
-import math
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.mlir import ir
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -20,9 +21,9 @@ from ringformer.models.attention_options import attention_options
 from ringformer.models.registry import family_with
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH
-from ringformer.runs.config import OptimizerConfig
+from ringformer.parallel.weight_sharding import HOST_MEMORY
 from ringformer.train.program import make_program
-from ringformer.train.state import all_finite, make_first_state, make_init
+from ringformer.train.state import all_finite, device_bytes, make_first_state, make_init
 
 TRAIN_STEP = "train step"
 EVALUATION = "evaluation"
@@ -50,9 +51,11 @@ class LoweredProgram(NamedTuple):
     options: dict[str, str]
     mesh: Mesh
     state: int = 0
-    """Bytes of the training state on a device."""
+    """Bytes of a device's shards of the training state."""
     alive: int = 0
     """Bytes alive on a device while the program runs, besides its arguments and its results."""
+    in_host: int = 0
+    """Part of the state that is in host memory instead."""
 
 
 def lower_program(workload: Workload, program: str) -> LoweredProgram:
@@ -61,17 +64,22 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
     model = workload.model
     mesh = workload.mesh()
     sizes: dict[str, Any] = {"seq_len": workload.seq_len, "accumulate": workload.accumulate, "lora": workload.lora}
-    run = make_program(model, mesh, OptimizerConfig(), steps=1000, **sizes)
+    optimizer = replace(workload.optimizer, skip_spikes=0.0)
+    run = make_program(model, mesh, optimizer, steps=1000 + optimizer.warmup(1000), **sizes)
     state = run.state
+    in_host = [w.in_host for w in jax.tree.leaves(run.shardings)]
+    on_device = jax.tree.map(lambda x, w: None if w.in_host else x, state, run.shardings)
     frozen = run.frozen
     batch = _abstract_batch(workload, mesh)
     options = dict(compiler_options(mesh, training=True))
     alive = BATCHES_AHEAD * device_bytes(batch)
     if program == TRAIN_STEP:
         lowered = run.step.lower(state, batch, *frozen)
+        if workload.target.chip.kind == "gpu" and any(in_host):
+            state_in_host_memory(lowered, in_host)
     elif program == EVALUATION:
         lowered = run.eval_step.lower(run.weights(state.params, frozen), batch)
-        alive += device_bytes(state._replace(params=None))
+        alive += device_bytes(on_device._replace(params=None))
     elif program == INIT:
         init = run.lora.make_init(0) if run.lora else make_init(model, run.shardings.params, mesh, seed=0)
         lowered = init.lower()
@@ -83,18 +91,33 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
         options = {}
         alive = device_bytes((state.params, frozen))
     elif program == CHECK:
-        lowered = all_finite.lower(state)
+        lowered = all_finite.lower(on_device)  # what is in host memory is read a few rows at a time
         options = {}
         alive = alive + device_bytes(frozen)
     else:
         raise ValueError(f"unknown program {program!r}; a run has: {', '.join(PROGRAMS)}")
     options |= WITHOUT_DEVICES[workload.target.chip.kind]
-    return LoweredProgram(lowered, options, mesh, device_bytes(state), alive)
+    saved = device_bytes(state)
+    return LoweredProgram(lowered, options, mesh, saved, alive, saved - device_bytes(on_device))
 
 
-def device_bytes(tree: Any) -> int:
-    """Bytes of a tree of abstract arrays on one device, without the padding of tiles."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def state_in_host_memory(lowered: jax.stages.Lowered, in_host: list[bool]) -> None:
+    """Tell the compiler which arrays of the state, the first arguments and results of a lowered train step, are in host
+    memory: the shardings of absent GPUs cannot say it, because these have no memories."""
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        main = next(x for x in module.body.operations if x.attributes["sym_name"].value == "main")
+
+        def placed(attributes):
+            together = []
+            for i, of_one in enumerate(attributes):
+                others = {x.name: x.attr for x in of_one}
+                place = HOST_MEMORY if i < len(in_host) and in_host[i] else "device"
+                together.append(ir.DictAttr.get(others | {"mhlo.memory_kind": ir.StringAttr.get(place)}))
+            return ir.ArrayAttr.get(together)
+
+        main.attributes["arg_attrs"] = placed(main.arg_attrs)
+        main.attributes["res_attrs"] = placed(main.result_attrs)
 
 
 def abstract_array(mesh: Mesh, spec: P, dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:

@@ -20,7 +20,9 @@ from ringformer.models.registry import FAMILIES, check_mesh, preset_config
 from ringformer.ops.layouts import PARTS
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
-from ringformer.runs.config import Config, DataConfig
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+
+ADAMW = OptimizerConfig()
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Workload:
     """Seed of the order of the data."""
     lora: LoraConfig = NO_ADAPTERS
     """Adapters to train instead of the weights."""
+    optimizer: OptimizerConfig = ADAMW
+    """Optimizer of a config; of a preset, AdamW with its state on the devices."""
 
     @property
     def masks(self) -> bool:
@@ -223,7 +227,7 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
         tokens = c.steps * c.batch_size * c.seq_len
         name = f"stage {n}" if len(configs) > 1 else "run"
         shape = c.mesh_dim, c.seq_len, c.batch_size, c.accumulate
-        workloads.append(Workload(c.model, target, *shape, tokens, name, c.data, c.seed, c.lora))
+        workloads.append(Workload(c.model, target, *shape, tokens, name, c.data, c.seed, c.lora, c.optimizer))
     return workloads
 
 
