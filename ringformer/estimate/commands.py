@@ -37,6 +37,8 @@ class EstimateOptions:
     """microbatches per step (default of a preset: 1)"""
     optimizer_offload: Literal["none", "moments"] | None = None
     """part of the state in the host's memory: moments or none (default of a preset: none)"""
+    host_gib: float | None = None
+    """host memory for each device, in GiB; default: that of a usual host"""
     tokens: float | None = None
     """total training tokens, e.g. 1e9: adds days and device-hours"""
     json: bool = False

@@ -21,7 +21,7 @@ from ringformer.estimate.reports.report import closed_form_text, estimate_json, 
 from ringformer.estimate.reports.run_estimate import RunEstimate, compile_others, programs_json, programs_text
 from ringformer.estimate.reports.time_report import device_hours, duration, step_seconds
 from ringformer.estimate.workloads.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
-from ringformer.estimate.workloads.targets import Target, find_target
+from ringformer.estimate.workloads.targets import Target, find_target, with_host_memory
 from ringformer.estimate.workloads.training import Workload, preset_workload, stage_workloads
 from ringformer.hardware import GiB
 from ringformer.parallel.runtime_environment import runtime_environment
@@ -32,7 +32,7 @@ from ringformer.train.checks import check_start, theta_warnings
 def estimate_training(args: argparse.Namespace) -> int:
     """Estimate a training run, by compiling its programs or by closed forms, and print the report."""
     _check(args)
-    target = find_target(args.target)
+    target = with_host_memory(find_target(args.target), args.host_gib)
     workloads, staged = _workloads(args, target)
     as_text = not args.json and (not staged or len(workloads) == 1)
 

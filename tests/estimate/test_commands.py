@@ -184,7 +184,7 @@ def test_without_a_compiler_all_that_is_known_must_fit(no_compiler, capsys):
     """The host too: 7B at 8M tokens offloads 32 x 8 GiB a device. And what is not judged is said."""
     assert estimate("--require_fit", "--seq_len=8388608", "--offload", "--remat_group=1") == 3
     out = capsys.readouterr().out
-    assert "a save beside offloaded activations: should not fit, " in out
+    assert "a save beside what is offloaded: should not fit, " in out
     assert "not checked without the compiler: evaluation, init, machine code" in out
     choking = ["--model=llama3_8b", "--target=v5p-128", "--seq_len=33554432", "--mesh_dim=1,1,1,-1", "--offload"]
     assert run_verb(add_estimate, *choking) == 1
@@ -335,7 +335,7 @@ def test_a_save_that_the_host_cannot_hold(compiled, monkeypatch, capsys):
     monkeypatch.setattr(memory_settings, "compile_apart", compile_apart)
     assert estimate("--require_fit") == 3
     out = capsys.readouterr().out
-    assert "the host needs 300.0 GiB per device for offloaded activations and a save, a usual one has 250.0" in out
+    assert "the host needs 300.0 GiB per device for what is offloaded and a save, a usual one has 250.0" in out
 
 
 def test_a_compiler_that_dies_on_another_program_is_a_failure(compiled, monkeypatch, capsys):

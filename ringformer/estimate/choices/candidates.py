@@ -56,10 +56,9 @@ class Candidate(NamedTuple):
         """Reason why the candidate cannot work, found without a compiler; empty if a compiler must decide."""
         target = self.workload.target
         host = self.host + state_bytes(self.workload)
-        if host > target.chip.host_bytes:
+        if host > target.host_bytes:
             return (
-                f"needs {host / GiB:.0f} GiB of host memory per device, a usual host has "
-                f"{target.chip.host_bytes / GiB:.0f}"
+                f"needs {host / GiB:.0f} GiB of host memory per device, a usual host has {target.host_bytes / GiB:.0f}"
             )
         return known_failure(self.workload)
 
@@ -85,6 +84,8 @@ class Candidate(NamedTuple):
         words.append(f"head_groups {m.head_groups} remat_group {m.remat_group}")
         if m.offload:
             words.append("offload")
+        if w.optimizer.offload != "none":
+            words.append(f"offload of {w.optimizer.offload}")
         return " ".join(words)
 
 
@@ -111,7 +112,15 @@ def _candidates_on(mesh: Workload) -> Iterator[Candidate]:
             for settings in possible_settings(config):
                 option = workload.with_settings(settings)
                 if key_heads % settings.head_groups == 0 and is_possible(option):
-                    yield counted(option)
+                    yield from _with_and_without_moments(counted(option))
+
+
+def _with_and_without_moments(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield a candidate and, if it does not fit, the same with its moments in host memory."""
+    yield candidate
+    workload = candidate.workload
+    if candidate.peak > workload.target.budget and workload.optimizer.offload == "none":
+        yield counted(replace(workload, optimizer=replace(workload.optimizer, offload="moments")))
 
 
 def _forms(mesh: Workload) -> Iterator[Workload]:

@@ -50,7 +50,7 @@ def likely_settings(workload: Workload) -> list[MemorySettings]:
         groups = settings.head_groups
         if key_heads % groups == 0 and (groups == 1 or heads // groups % model.ulysses == 0):
             options.append(workload.with_settings(settings))
-    in_host = [w for w in options if host_bytes(w) <= target.chip.host_bytes] or options
+    in_host = [w for w in options if host_bytes(w) <= target.host_bytes] or options
     fitting = [w for w in in_host if peak_bytes(w) <= target.budget]
     fastest = sorted(fitting, key=computation_seconds)[:2]
     smallest = min(in_host, key=peak_bytes)

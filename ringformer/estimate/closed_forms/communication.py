@@ -15,8 +15,8 @@ from ringformer.estimate.closed_forms.training import (
     held_copies,
     held_key_heads,
     hop_bytes,
-    host_bytes,
     itemsize,
+    moments_in_host,
     ring_hops,
     window_seconds,
 )
@@ -38,6 +38,7 @@ def exposed_seconds(workload: Workload) -> dict[str, float]:
         "weights": _weights(workload, computation),
         "tensor parallelism": _tensor_parallelism(workload),
         "host": _host(workload, computation),
+        "moments": moments_in_host(workload) / workload.target.chip.host_bandwidth,  # leave while others arrive
     }
 
 
@@ -160,5 +161,6 @@ def _tensor_parallelism(workload: Workload) -> float:
 
 def _host(workload: Workload, computation: float) -> float:
     """Offloaded arrays leave during the forward, and return before a layer's backward."""
-    moved = host_bytes(workload) * workload.accumulate / workload.target.chip.host_bandwidth
+    offloaded = workload.model.offloaded_bytes(workload.local_tokens)
+    moved = offloaded * workload.accumulate / workload.target.chip.host_bandwidth
     return max(0.0, moved - computation / (forward_runs(workload.model)[0] + 2)) + moved

@@ -287,10 +287,12 @@ def smallest_local_length(model: DecoderConfig, chip: Chip, *, causal: bool = Tr
 
 def host_bytes(workload: Workload) -> float:
     """Bytes of offloaded activations and moments in host memory, per device."""
-    moments = 0.0
-    if workload.optimizer.offload == "moments":
-        moments = moment_bytes(workload)
-    return workload.model.offloaded_bytes(workload.local_tokens) + moments
+    return workload.model.offloaded_bytes(workload.local_tokens) + moments_in_host(workload)
+
+
+def moments_in_host(workload: Workload) -> float:
+    """Bytes of a device's shards of the moments that are in host memory."""
+    return moment_bytes(workload) if workload.optimizer.offload == "moments" else 0.0
 
 
 def moment_bytes(workload: Workload) -> float:
@@ -362,7 +364,7 @@ ADVICE = {
     "working set of a layer": "--head_groups, or more devices on sp",
     "gathered keys": "--ring=one_way, or more heads exchanged (--ulysses)",
     "weights of a layer, their gradients, embedding gradient": "tp",
-    "parameters, optimizer and gradients": "more devices on fsdp or sp",
+    "parameters, optimizer and gradients": "--optimizer_offload=moments, adapters, or more devices on fsdp or sp",
 }
 """Settings that reduce each part of `memory`."""
 

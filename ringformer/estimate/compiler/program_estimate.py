@@ -147,6 +147,6 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
 
 def _common(around: Surroundings, target: Target, seconds: float) -> dict[str, Any]:
     """Fields of an estimate that do not depend on the compiler's answer."""
-    common = around._asdict() | {"budget": target.budget, "usual_host_bytes": target.chip.host_bytes}
+    common = around._asdict() | {"budget": target.budget, "usual_host_bytes": target.host_bytes}
     del common["rates"], common["state_in_host_bytes"]
     return common | {"compile_seconds": seconds}

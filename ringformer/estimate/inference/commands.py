@@ -26,6 +26,8 @@ OF_TRAINING = (
     "remat_group",
     "head_groups",
     "offload",
+    "optimizer_offload",
+    "host_gib",
     "fetch_ahead",
     "generate_code",
     "closed_form",

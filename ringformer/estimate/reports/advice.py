@@ -82,7 +82,7 @@ def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
         faster = replace(workload, model=other)
         peak = above * peak_bytes(faster)
         host = host_bytes(faster)
-        if peak <= target.budget and host + state_bytes(faster) <= target.chip.host_bytes:
+        if peak <= target.budget and host + state_bytes(faster) <= target.host_bytes:
             ratio = computation_seconds(faster) / computation_seconds(workload)
             settings = f"remat={remat}"
             if offload != model.offload:

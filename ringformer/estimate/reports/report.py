@@ -17,6 +17,7 @@ from ringformer.estimate.compiled.peak_buffers import Buffer, PeakBuffers
 from ringformer.estimate.compiler.collectives import collectives_table, group_json, grouped, purpose
 from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.reports.advice import advice
+from ringformer.estimate.reports.binding_term import binding_text
 from ringformer.estimate.reports.packed_documents import documents_text
 from ringformer.estimate.reports.time_report import (
     closed_form_seconds,
@@ -105,7 +106,7 @@ def _counted(workload: Workload) -> Estimate:
         budget=target.budget,
         state_bytes=round(state_bytes(workload)),
         host_bytes=round(host_bytes(workload)),
-        usual_host_bytes=target.chip.host_bytes,
+        usual_host_bytes=target.host_bytes,
     )
 
 
@@ -260,8 +261,8 @@ def closed_form_text(title: str, workload: Workload, documents: dict[str, Any] |
         *_by_documents(documents),
         *_parts(workload),
         *closed_form_seconds(workload, documents is not None),
-        f"  a save beside offloaded activations: {_should(e.fits_host)}, {e.save_host_bytes / GiB:.1f} of "
-        f"{chip.host_bytes / GiB:.0f} GiB of host memory per device",
+        f"  a save beside what is offloaded: {_should(e.fits_host)}, {e.save_host_bytes / GiB:.1f} of "
+        f"{workload.target.host_bytes / GiB:.0f} GiB of host memory per device",
         "  not checked without the compiler: evaluation, init, machine code; by count they need less than a train step",
     ]
     return "\n".join(lines)
@@ -275,7 +276,7 @@ def _parts(workload: Workload) -> list[str]:
     if not workload.has_closed_forms:
         return []
     parts = {f"{name}: {ADVICE[name]}": size for name, size in memory(workload).items()}
-    return memory_parts("memory by the closed form, and what reduces it:", parts)
+    return memory_parts("memory by the closed form, and what reduces it:", parts) + binding_text(workload)
 
 
 def memory_parts(title: str, parts: dict[str, float]) -> list[str]:

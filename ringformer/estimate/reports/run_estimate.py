@@ -53,7 +53,7 @@ class RunEstimate:
         if not self.step.fits_host:
             host = self.step.save_host_bytes / GiB
             usual = self.step.usual_host_bytes / GiB
-            what = "offloaded activations and a save" if self.step.host_bytes else "a save"
+            what = "what is offloaded and a save" if self.step.host_bytes else "a save"
             reasons.append(f"the host needs {host:.1f} GiB per device for {what}, a usual one has {usual:.1f}")
         return reasons
 
@@ -148,7 +148,7 @@ def how_far(run: RunEstimate) -> str:
 
 def save_line(step: Estimate) -> str:
     """Describe the host memory that a save needs; saving and restoring run no program."""
-    beside = f" beside {step.host_bytes / GiB:.2f} GiB of offloaded activations" if step.host_bytes else ""
+    beside = f" beside {step.host_bytes / GiB:.2f} GiB that are offloaded" if step.host_bytes else ""
     return (
         f"save, restore and init_from run no program; a save copies {step.state_bytes / GiB:.2f} GiB per device to "
         f"the host{beside}; a usual host has {step.usual_host_bytes / GiB:.0f} GiB"

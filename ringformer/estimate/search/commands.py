@@ -18,6 +18,8 @@ class PlanOptions:
     """v5e-256, 32xA100-80, ..."""
     seq_len: int | None = None
     """tokens of a sequence; default: as many as fit"""
+    host_gib: float | None = None
+    """host memory for each device, in GiB; default: that of a usual host"""
     batch_size: int | None = None
     """sequences of a step; default: as many as are fastest per token, up to 8"""
     max_step_seconds: float | None = None
@@ -52,7 +54,7 @@ def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
     from ringformer.estimate.search.plan import longest_plan, longest_plan_within, plan
     from ringformer.estimate.search.plan_report import how_it_fits, packing_text, plan_text
-    from ringformer.estimate.workloads.targets import find_target, only_compilers
+    from ringformer.estimate.workloads.targets import find_target, only_compilers, with_host_memory
     from ringformer.estimate.workloads.training import preset_workload
     from ringformer.settings import LARGEST
 
@@ -73,7 +75,8 @@ def _plan(args: argparse.Namespace) -> int:
     if args.store is not None:
         open_one(args.store, ("train",))  # checked first: a plan takes minutes
     only_compilers()
-    goal = preset_workload(args.model, find_target(args.target), args.seq_len or 0, compute_dtype=args.compute_dtype)
+    target = with_host_memory(find_target(args.target), args.host_gib)
+    goal = preset_workload(args.model, target, args.seq_len or 0, compute_dtype=args.compute_dtype)
     goal = replace(goal, batch_size=args.batch_size or 0)
     compiler = RunCompiler(log, generate_code=args.generate_code)
     try:

@@ -49,6 +49,10 @@ class Plan(NamedTuple):
         return self.chosen.timed(self.estimate).step
 
 
+ALMOST = 1.05
+"""Memory, relative to that of the smallest candidate, of candidates that are judged in its place if they are faster."""
+
+
 def plan(
     goal: Workload,
     compiler: RunCompiler,
@@ -91,7 +95,8 @@ def plan(
         return Plan(goal, fastest, None, refused + _slower(likely))
     # Closed forms, even corrected ones, may be wrong about the smallest candidate, so the compiler judges it.
     possible = likely or [c for c, _ in unlikely if not c.impossible]
-    smallest = min(possible, key=lambda c: c.peak, default=None)
+    least = min((c.peak for c in possible), default=0.0)
+    smallest = next((c for c in possible if c.peak <= ALMOST * least), None)  # fastest first
     failures: list[CompilerFailure] = []
     failed: set[Workload] = set()  # when machine code was generated, or in another program than the step
     asked = 0

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ringformer.data.packing.ring_balance import MOST_RANKS
 from ringformer.estimate.choices.candidates import Candidate, meshes, weighed
 from ringformer.estimate.compiler.program_estimate import Estimate, fitting
+from ringformer.estimate.reports.binding_term import binding_text
 from ringformer.estimate.reports.packed_documents import ways_to_pack
 from ringformer.estimate.reports.run_estimate import save_line, verdict_line
 from ringformer.estimate.reports.time_report import figures, seconds_of
@@ -70,7 +71,7 @@ def plan_text(planned: Plan) -> str:
     """Return the report on a plan."""
     title = f"{planned.goal.name} on {planned.goal.target.name}, {planned.seq_len:,} tokens"
     if planned.chosen is None:
-        lines = [f"{title}: no candidate fits and is fast enough", "  use a larger slice, or half the sequence"]
+        lines = [f"{title}: no candidate fits and is fast enough", *_why_none(planned)]
     else:
         programs = "  evaluation, init, saves and machine code were not checked: this needs the compiler"
         if run := planned.run:
@@ -102,6 +103,8 @@ def _config_text(w: Workload) -> list[str]:
     )
     if not m.fetch_ahead:
         memory += " --config.model.fetch_ahead=False"
+    if w.optimizer.offload != "none":
+        memory += f" --config.optimizer.offload={w.optimizer.offload}"
     attention = f"    --config.model.layout={m.layout} --config.model.ulysses={m.ulysses} --config.model.ring={m.ring}"
     if m.kernel == "xla":  # others come with auto
         attention += " --config.model.kernel=xla"
@@ -112,6 +115,15 @@ def _config_text(w: Workload) -> list[str]:
         memory,
         attention,
     ]
+
+
+def _why_none(planned: Plan) -> list[str]:
+    """Return what binds the candidate that needs the least memory, and what would change that."""
+    smallest = min((c for c, _ in planned.refused), key=lambda c: c.peak)
+    why = binding_text(smallest.workload)
+    if not why:
+        return ["  a larger slice or a shorter sequence would be faster"]
+    return [f"  the smallest candidate: {smallest}", *why]
 
 
 def packing_text(planned: Plan, store: str) -> str:

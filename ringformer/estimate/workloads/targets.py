@@ -10,7 +10,7 @@ The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, PODS, SLICES, Chip, Multiprocessors, sides_of
+from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, PODS, SLICES, Chip, GiB, Multiprocessors, sides_of
 from ringformer.parallel.runtime_environment import GPU_FRACTION
 
 
@@ -57,6 +57,8 @@ class Target:
     """A key of CHIPS."""
     topology: str
     """TPU: "v5e:16x16". GPU: "1x4x8" (partitions x nodes x devices per node)."""
+    host_gib: float | None = None
+    """Host memory per device; None: that of a usual host."""
 
     @property
     def chip(self) -> Chip:
@@ -68,6 +70,13 @@ class Target:
         if self.chip.kind == "gpu":
             return self.chip.hbm_bytes * GPU_FRACTION
         return float(self.chip.hbm_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory for each device."""
+        if self.host_gib is None:
+            return self.chip.host_bytes
+        return round(self.host_gib * GiB)
 
     @property
     def sides(self) -> tuple[int, ...]:
@@ -166,6 +175,14 @@ def find_target(name: str) -> Target:
         f"unknown target {name!r}; known: {', '.join(valid)}, other sizes of these, "
         "or a TPU slice by its shape, e.g. v5e:4x8"
     )
+
+
+def with_host_memory(target: Target, host_gib: float | None) -> Target:
+    """Return the target with this much host memory for each device, in GiB; None: that of a usual host. Raises
+    ValueError for none."""
+    if host_gib is not None and not 0 < host_gib < math.inf:
+        raise ValueError(f"--host_gib={host_gib:g} must be positive: host memory for each device, in GiB")
+    return replace(target, host_gib=host_gib)
 
 
 def _check_shape(name: str) -> None:

@@ -252,6 +252,10 @@ def estimate_command(workload: Workload) -> str:
         options[name] = changed.get(name)
     options |= {"seq_len": workload.seq_len} | vars(workload.settings)
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    if workload.optimizer.offload != "none":
+        words.append(f"--optimizer_offload={workload.optimizer.offload}")
+    if workload.target.host_gib is not None:
+        words.append(f"--host_gib={workload.target.host_gib:g}")
     for name in ("offload", "fetch_ahead"):
         if name in changed:
             words.append(f"--{name}" if changed[name] else f"--no-{name}")

@@ -149,7 +149,8 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
     compiled.clear()
     plan(goal("llama_7b", GPUS, length), asked(), excess=1e9)
     smallest, *nearby = compiled  # is asked, whatever the correction says; then those beside it that should fit
-    assert peaks[smallest] == min(peaks.values())
+    almost = [w for w, peak in peaks.items() if peak <= 1.05 * min(peaks.values())]
+    assert smallest == almost[0]
     assert all(counted(workload).peak <= GPUS.budget for workload in nearby) and nearby
 
 

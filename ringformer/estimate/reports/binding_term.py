@@ -1,0 +1,101 @@
+"""The term that keeps a run from fitting, and what would change it, in numbers of the closed forms."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ringformer.estimate.choices.candidates import counted
+from ringformer.estimate.closed_forms.training import memory, peak_bytes, state_bytes
+from ringformer.estimate.workloads.targets import Target, find_target
+from ringformer.estimate.workloads.training import Workload
+from ringformer.hardware import SLICES, GiB
+from ringformer.parallel.lora import LoraConfig
+
+ADAPTERS = LoraConfig(rank=16, base_dtype="bfloat16")
+"""Adapters that a report proposes."""
+
+AT_ANY_LENGTH = {
+    "parameters, optimizer and gradients": "weights, moments and gradients",
+    "weights of a layer, their gradients, embedding gradient": "one layer's gathered weights and gradients",
+}
+"""Parts of `memory` that do not depend on the sequence."""
+
+
+def binding_text(workload: Workload) -> list[str]:
+    """Return lines that name what a workload has too little of, and what would change that; empty if it fits."""
+    target = workload.target
+    candidate = counted(workload)
+    host = candidate.host + state_bytes(workload)
+    if candidate.peak > target.budget:
+        lines = [f"  what binds is the device's memory: {_largest(workload)}"]
+    elif host > target.host_bytes:
+        lines = [
+            f"  what binds is the host's memory: {host / GiB:.1f} GiB for each device ({candidate.host / GiB:.1f} "
+            f"offloaded, {state_bytes(workload) / GiB:.1f} for a save), of {target.host_bytes / GiB:.0f}"
+        ]
+    else:
+        return []
+    lines.append("  what would change that (closed forms):")
+    for words, other in _remedies(workload):
+        lines.append(f"    {words}: {_difference(workload, other)}")
+    return lines
+
+
+def _largest(workload: Workload) -> str:
+    """Name the largest part of the memory, and what does not depend on the length."""
+    parts = memory(workload)
+    name = max(parts, key=lambda part: parts[part])
+    budget = workload.target.budget
+    fixed = at_any_length(workload)
+    largest = f"{AT_ANY_LENGTH.get(name, name)}, {parts[name] / GiB:.1f} of {budget / GiB:.1f} GiB"
+    largest += f" ({fixed / GiB:.1f} GiB do not depend on the length"
+    return largest + (", so no length fits)" if fixed > budget else ")")
+
+
+def at_any_length(workload: Workload) -> float:
+    """Bytes of a device's memory that do not depend on the sequence."""
+    parts = memory(workload)
+    return sum(parts[part] for part in AT_ANY_LENGTH)
+
+
+def _remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
+    """Yield what would reduce the memory, in words and as a workload."""
+    optimizer = workload.optimizer
+    if optimizer.offload == "none":
+        yield "optimizer.offload=moments", replace(workload, optimizer=replace(optimizer, offload="moments"))
+    if not workload.lora.rank:
+        yield f"adapters (lora.rank={ADAPTERS.rank}, bfloat16 base)", replace(workload, lora=ADAPTERS)
+    if larger := twice_as_large(workload.target):
+        dp, fsdp, tp, sp = workload.mesh_shape
+        yield larger.name, replace(workload, target=larger, mesh_dim=f"{dp},{fsdp},{tp},{2 * sp}")
+    shorter_fits = at_any_length(workload) < workload.target.budget
+    if shorter_fits and workload.seq_len % (4 * workload.mesh_shape[3]) == 0:
+        yield f"{workload.seq_len // 2:,} tokens", replace(workload, seq_len=workload.seq_len // 2)
+
+
+def twice_as_large(target: Target) -> Target | None:
+    """Return the target of the same chips that has twice as many, if there is one."""
+    if target.chip.kind == "gpu":
+        larger = find_target(f"{2 * target.num_devices}x{target.generation}")
+        return replace(larger, host_gib=target.host_gib)
+    for size in SLICES[target.generation]:
+        other = find_target(f"{target.generation}-{size}")
+        if other.num_devices == 2 * target.num_devices:
+            return replace(other, host_gib=target.host_gib)
+    return None
+
+
+def _difference(workload: Workload, other: Workload) -> str:
+    """Describe what another workload needs, and whether that fits."""
+    candidate = counted(other)
+    saved = (peak_bytes(workload) - candidate.peak) / GiB
+    words = [f"{-saved:+.1f} GiB"]
+    longer = candidate.time.step - counted(workload).time.step
+    if longer > 0 and other.seq_len == workload.seq_len and other.target == workload.target:
+        words.append(f"{longer:+,.2f} s a step")
+    if candidate.peak > other.target.budget:
+        left = f"still {(candidate.peak - other.target.budget) / GiB:.1f} GiB too much"
+    elif reason := candidate.impossible:
+        left = reason
+    else:
+        left = "should fit"
+    return f"{', '.join(words)}; {left}"

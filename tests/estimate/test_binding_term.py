@@ -1,0 +1,80 @@
+"""What does not fit says what binds, and what would change that, in the numbers of the closed forms."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringformer.estimate.choices.candidates import counted
+from ringformer.estimate.closed_forms.training import memory, peak_bytes
+from ringformer.estimate.reports.binding_term import ADAPTERS, binding_text, twice_as_large
+from ringformer.estimate.workloads.targets import find_target, with_host_memory
+from ringformer.estimate.workloads.training import preset_workload
+from ringformer.hardware import GiB
+from ringformer.runs.config import OptimizerConfig
+
+MOMENTS = OptimizerConfig(offload="moments")
+
+
+def workload(model: str, target: str, seq_len: int, **settings):
+    return preset_workload(model, find_target(target), seq_len, **settings).with_kernel()[0]
+
+
+def test_a_model_whose_state_fills_the_devices_says_so_at_any_length():
+    """Qwen3-32B on 8xH100: half the sequence changes nothing, and is not proposed."""
+    lines = binding_text(workload("qwen3_32b", "8xH100", 1024))
+    assert "weights, moments and gradients, 76.3 of 72.9 GiB" in lines[0] and "so no length fits" in lines[0]
+    assert [line.split(": ")[0].strip() for line in lines[2:]] == [
+        "optimizer.offload=moments",
+        "adapters (lora.rank=16, bfloat16 base)",
+        "16xH100",
+    ]
+    assert "-30.5 GiB, +0.52 s a step; should fit" in lines[2]
+
+
+@pytest.mark.parametrize("seq_len", [2**20, 2**22])
+def test_the_numbers_are_those_of_the_workloads_that_are_proposed(seq_len):
+    w = workload("llama_7b", "v5e-16", seq_len)
+    lines = binding_text(w)
+    offloaded = replace(w, optimizer=MOMENTS)
+    saved = peak_bytes(w) - peak_bytes(offloaded)
+    assert saved == pytest.approx(8 * w.trained_params / 16)
+    longer = counted(offloaded).time.step - counted(w).time.step
+    assert longer == pytest.approx(saved / w.target.chip.host_bandwidth, rel=1e-6)
+    assert f"optimizer.offload=moments: {-saved / GiB:+.1f} GiB, {longer:+,.2f} s a step" in lines[2]
+    adapters = peak_bytes(replace(w, lora=ADAPTERS)) - peak_bytes(w)
+    assert f"{adapters / GiB:+.1f} GiB" in lines[3]
+    half = peak_bytes(replace(w, seq_len=seq_len // 2))
+    assert f"{seq_len // 2:,} tokens: {(half - peak_bytes(w)) / GiB:+.1f} GiB" in lines[-1]
+    assert ("should fit" in lines[-1]) == (half <= w.target.budget)
+
+
+def test_the_largest_part_is_named():
+    w = workload("llama_7b", "v5e-16", 2**22)
+    parts = memory(w)
+    largest = max(parts, key=lambda name: parts[name])
+    assert f"{largest}, {parts[largest] / GiB:.1f} of 15.8 GiB" in binding_text(w)[0]
+
+
+def test_the_host_binds_too_and_host_gib_changes_that():
+    w = workload("llama_7b", "v5e-16", 2**19, offload=True, head_groups=8)
+    small = replace(w, target=with_host_memory(w.target, 10))
+    assert binding_text(w) == []
+    assert "what binds is the host's memory" in binding_text(small)[0] and "of 10" in binding_text(small)[0]
+
+
+def test_what_fits_binds_nothing():
+    assert binding_text(workload("llama_7b", "v5e-256", 2**20)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "larger"),
+    [("8xH100", "16xH100"), ("1xH100", "2xH100"), ("v5e-16", "v5e-32"), ("v4-1024", "v4-2048"), ("v5e-256", None)],
+)
+def test_twice_as_large(target, larger):
+    found = twice_as_large(find_target(target))
+    assert (found and found.name) == larger
+
+
+def test_host_memory_must_be_some():
+    with pytest.raises(ValueError, match="--host_gib=0 must be positive"):
+        with_host_memory(find_target("8xH100"), 0)
