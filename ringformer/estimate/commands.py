@@ -35,8 +35,8 @@ class EstimateOptions:
     """sequences per step (default of a preset: 1)"""
     accumulate: int | None = None
     """microbatches per step (default of a preset: 1)"""
-    optimizer_offload: Literal["none", "moments"] | None = None
-    """part of the state in the host's memory: moments or none (default of a preset: none)"""
+    optimizer_offload: Literal["none", "moments", "state"] | None = None
+    """part of the state in the host's memory: moments, state (float32 weights, too) or none (default of a preset)"""
     host_gib: float | None = None
     """host memory for each device, in GiB; default: that of a usual host"""
     tokens: float | None = None

@@ -1,6 +1,8 @@
 """ZeRO-3: gather sharded weights where a layer uses them, and scatter their gradients."""
 
+from dataclasses import dataclass
 from functools import partial
+from types import EllipsisType
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +68,38 @@ def _backward(axes, dim, size, dtype, _, dw):
 
 
 gather_weight.defvjp(_forward, _backward)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Copy:
+    """A shard of a weight whose float32 numbers are in host memory."""
+
+    w: Float[Array, "..."]
+    """The weight on the device, in the compute dtype; it gets no gradient."""
+    stand_in: Float32[Array, "..."]
+    """Array of the shape of w that nothing reads. It gets the gradient."""
+
+    def __getitem__(self, index: EllipsisType) -> "Copy":
+        """Return the copy: models read a parameter as `self.embed[...]`."""
+        return self
+
+
+@jax.custom_vjp
+def with_gradient_for(w: Float[Array, "..."], stand_in: Float32[Array, "..."]) -> Float[Array, "..."]:
+    """Return w; its gradient goes to `stand_in`, which has its shape, in float32."""
+    return w
+
+
+def _with_forward(w, stand_in):
+    return w, None
+
+
+def _with_backward(_, dw):
+    return None, dw.astype(jnp.float32)
+
+
+with_gradient_for.defvjp(_with_forward, _with_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

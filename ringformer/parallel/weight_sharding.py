@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from ringformer.ops.tokenwise.layer_weight import LayerWeight
-from ringformer.parallel.gather_weight import gather_weight, padded_size, stand_in
+from ringformer.parallel.gather_weight import Copy, gather_weight, padded_size, stand_in, with_gradient_for
 
 TENSOR_PARALLEL = "HKF"
 """Shape letters that tp shards."""
@@ -75,14 +75,18 @@ class WeightSharding:
             return w
         return gather_weight(w, self.zero_axes, self.zero_dim, self.shape[self.zero_dim], dtype)
 
-    def for_layer(self, w: jax.Array, dtype: DTypeLike) -> jax.Array | LayerWeight:
+    def for_layer(self, w: jax.Array | Copy, dtype: DTypeLike) -> jax.Array | LayerWeight:
         """Gather the weight as a layer uses it: its gradient is float32 if it is that of products."""
-        if not self.of_product:
+        if not (self.of_product or isinstance(w, Copy)):
             return self.gather(w, dtype)
-        gathered = lax.stop_gradient(self.gather(w, dtype)).astype(dtype)
-        if self.zero_dim is None:
-            return LayerWeight(gathered, w)
-        return LayerWeight(gathered, stand_in(w, self.zero_axes, self.zero_dim, self.shape[self.zero_dim]))
+        of_shard, gets_gradient = (w.w, w.stand_in) if isinstance(w, Copy) else (w, w)
+        gathered = lax.stop_gradient(self.gather(of_shard, dtype)).astype(dtype)
+        gradient = gets_gradient
+        if self.zero_dim is not None:
+            gradient = stand_in(gets_gradient, self.zero_axes, self.zero_dim, self.shape[self.zero_dim])
+        if self.of_product:
+            return LayerWeight(gathered, gradient)
+        return with_gradient_for(gathered, gradient)
 
 
 def shard_weight(letters: str, shape: tuple[int, ...], mesh: Mesh) -> WeightSharding:

@@ -74,9 +74,10 @@ class OptimizerConfig:
     """Weight decay, multiplied by the learning rate; matrices only."""
     clip_norm: float = 1.0
     """Largest global norm of a gradient."""
-    offload: Literal["none", "moments"] = "none"
+    offload: Literal["none", "moments", "state"] = "none"
     """Part of the state that lies in the host's memory, where it is updated in place: "moments" saves 8 bytes a
-    parameter on the devices. The numbers are the same."""
+    parameter on the devices; "state" has the float32 weights there, too, and a step copies them to the devices in the
+    compute dtype. The numbers are the same."""
     skip_spikes: float = 0.0
     """Skip a step whose gradient norm exceeds the median of the last 128 steps' norms by more than this many median
     absolute deviations, e.g. 20; 0: no step is skipped for its norm."""
@@ -85,8 +86,8 @@ class OptimizerConfig:
         check_settings(self, "optimizer.")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; choose cosine or constant")
-        if self.offload not in ("none", "moments"):
-            raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none or moments")
+        if self.offload not in ("none", "moments", "state"):
+            raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none, moments or state")
         if not self.clip_norm > 0:
             raise ValueError(f"optimizer.clip_norm={self.clip_norm} must be positive")
         for field in ("learning_rate", "final_fraction", "weight_decay", "eps", "skip_spikes"):

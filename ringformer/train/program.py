@@ -92,8 +92,10 @@ def make_program(
         weights = adapters.weights
     transformation = make_optimizer(optimizer, steps, letters)
     moments = trained
-    if optimizer.offload == "moments":
+    if optimizer.offload != "none":
         moments = jax.tree.map(lambda w, of: replace(w, in_host=is_matrix(of)), trained, letters)
+    if optimizer.offload == "state" and not adapters:  # these are small
+        trained = weights = moments
     shardings = state_shardings(trained, transformation, moments)
 
     options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}

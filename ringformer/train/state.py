@@ -1,7 +1,6 @@
 """State of a run: its initial values, and the sharding of each of its arrays."""
 
-import math
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,16 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
-from ringformer.ops.varying_axes import vary_like, varying_axes
+from ringformer.parallel.host_memory import device_bytes, finite_in_host
 from ringformer.parallel.parameters import abstract_params, named
 from ringformer.parallel.weight_sharding import HOST_MEMORY, WeightSharding
-from ringformer.train.update import rows_at_once
 
 REPLICATED = WeightSharding((), None, None, (), 1)
 
@@ -129,15 +126,14 @@ def state_in_host_bytes(state: TrainState, shardings: TrainState) -> int:
     return device_bytes(jax.tree.map(lambda x, w: x if w.in_host else None, state, shardings))
 
 
-def device_bytes(tree: Any) -> int:
-    """Bytes of a device's shards of a tree of arrays, without the padding of tiles."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def marked_host_memory(state: TrainState, shardings: TrainState) -> TrainState:
-    """Return a traced state whose arrays in host memory are of that type. They already are, except in programs for
+def marked_host_memory(tree: Any, shardings: Any) -> Any:
+    """Return traced arrays of which those in host memory are of that type. They already are, except in programs for
     absent GPUs, which have no memories."""
-    return jax.tree.map(lambda x, w: jax.device_put(x, jax.memory.Space.Host) if w.in_host else x, state, shardings)
+
+    def mark(x, w):
+        return jax.device_put(x, jax.memory.Space.Host) if isinstance(w, WeightSharding) and w.in_host else x
+
+    return jax.tree.map(mark, tree, shardings)
 
 
 def check_state_finite(state: TrainState, which: str) -> None:
@@ -153,24 +149,6 @@ def check_state_finite(state: TrainState, which: str) -> None:
     finite.append(all_finite(on_device))
     if not all(map(bool, finite)):
         raise FloatingPointError(f"the state {which} has numbers that are not finite; it is not saved")
-
-
-@lru_cache
-def finite_in_host(sharding: NamedSharding) -> jax.stages.Wrapped:
-    """Return the jitted `finite(x) -> bool scalar` for an array in host memory, of which a device reads a few rows at a
-    time."""
-
-    def finite(x):
-        rows = rows_at_once([x])
-
-        def and_rows(i, finite):
-            here = jax.device_put(lax.dynamic_slice_in_dim(x, i * rows, rows), jax.memory.Space.Device)
-            return finite & jnp.isfinite(here).all()
-
-        of_shard = lax.fori_loop(0, len(x) // rows, and_rows, vary_like(jnp.bool_(True), x))
-        return lax.pmin(of_shard.astype(jnp.int32), tuple(varying_axes(x))) == 1
-
-    return jax.jit(jax.shard_map(finite, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=P()))
 
 
 @jax.jit

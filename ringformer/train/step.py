@@ -11,10 +11,13 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from ringformer.models.interface import Axes, ModelConfig
-from ringformer.ops.varying_axes import vary
+from ringformer.ops.varying_axes import vary, vary_like
 from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.gather_weight import Copy
+from ringformer.parallel.host_memory import copy_to_device, is_in_host
 from ringformer.parallel.lora import Adapted, Lora, combine
 from ringformer.parallel.mesh import AXIS_NAMES, BATCH
 from ringformer.parallel.parameters import abstract_model, named, specs
@@ -94,7 +97,11 @@ def make_gradients(
     definition, axes, gather = _per_device(config, weights, mesh, rings)
 
     def gradients(params, batch, *frozen):
+        copies = vary(device_copies(params, config.compute_dtype), AXIS_NAMES)
+        params = jax.tree.map(lambda x: _without_values(x) if is_in_host(x) else x, params)
+
         def loss_sum(params, batch):
+            params = jax.tree.map(lambda x, copy: x if copy is None else Copy(copy, x), params, copies)
             for base in frozen:
                 params = combine(vary(base, AXIS_NAMES), params, Adapted)
             return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
@@ -117,6 +124,21 @@ def make_gradients(
     return gradients
 
 
+def device_copies(params: dict[str, Any], dtype: DTypeLike) -> dict[str, Any]:
+    """Return copies of the parameters that are in host memory, on the device, in another dtype; None for the others."""
+    return jax.tree.map(lambda x: copy_to_device(x, dtype) if is_in_host(x) else None, params)
+
+
+def on_device(params: dict[str, Any], dtype: DTypeLike) -> dict[str, Any]:
+    """Return the parameters on the device: those that are in host memory as copies in another dtype."""
+    return jax.tree.map(lambda x: copy_to_device(x, dtype) if is_in_host(x) else x, params)
+
+
+def _without_values(x: jax.Array) -> jax.Array:
+    """Return zeros that are on the device and vary as x does, in its shape and dtype; nothing reads them."""
+    return vary_like(jnp.zeros(x.shape, x.dtype), x)
+
+
 def make_eval_step(
     config: ModelConfig, weights: dict[str, Any], mesh: Mesh, *, seq_len: int, accumulate: int = 1
 ) -> jax.stages.Wrapped:
@@ -130,6 +152,7 @@ def make_eval_step(
 
     def evaluate(params, batch):
         definition, axes, gather = _per_device(config, weights, mesh)
+        params = on_device(marked_host_memory(params, weights), config.compute_dtype)
         model = nnx.merge(definition, vary(params, AXIS_NAMES))
 
         def add_microbatch(total, batch):

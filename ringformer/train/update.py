@@ -1,13 +1,13 @@
 """The optimizer's update of the parameters on one device, inside `shard_map`.
 
-Moments that `optimizer.offload` keeps in the host's memory are updated there in place, a few rows at a time: layers of
-stacked weights, or rows of an embedding. Both directions of the link between device and host are busy at once:
+What `optimizer.offload` keeps in the host's memory is updated there in place, a few rows at a time. Both directions of
+the link between device and host are busy at once:
 
     rows i of the first half of the arrays leave     | rows i+1 of the second half arrive
     rows i of the second half leave                  | rows i+1 of the first half arrive
 
-Half of the arrays is one moment of AdamW. The program states this order, because a compiler that may read an array
-after a write to it copies the array.
+If only moments are there, half of the arrays is one moment of AdamW. The program states this order, because a compiler
+that may read an array after a write to it copies the array.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
+from ringformer.parallel.host_memory import is_in_host, read_rows, rows_at_once, write_rows
 from ringformer.parallel.parameters import by_name
-
-ROW_BYTES = 64 * 2**20
-"""Bytes of a moment that travel at once. A layer of a large model takes more, and then travels alone."""
-
-SUBLANES = 8
-"""Rows of a tile of a TPU's memory: a matrix is cut between tiles."""
 
 
 class Portion(NamedTuple):
@@ -38,8 +33,11 @@ class Portion(NamedTuple):
     grads: dict[str, jax.Array]
 
 
-Updated = tuple[dict[str, jax.Array], Any]
-"""Parameters and the optimizer's state, as in a `Portion`."""
+class Updated(NamedTuple):
+    """Parameters and the optimizer's state, as in a `Portion`."""
+
+    params: dict[str, jax.Array]
+    opt_state: Any
 
 
 def apply_update(
@@ -49,13 +47,13 @@ def apply_update(
     grads: dict[str, Any],
     scale: Float32[Array, ""],
     sound: Bool[Array, ""],
-) -> tuple[dict[str, Any], Any]:
+) -> Updated:
     """Return the parameters and the optimizer's state after its update with the gradients, times `scale`; if the step
     is not `sound`, return them unchanged.
 
     Args:
       optimizer: elementwise, and the same function of parameters in a flat dict of names (`by_name`).
-      opt_state: arrays in host memory are updated there.
+      params, opt_state: arrays in host memory are updated there.
     """
     update = partial(_update, optimizer, scale, sound)
     whole = Portion(by_name(params), _with_named_moments(opt_state), by_name(grads))
@@ -66,7 +64,7 @@ def apply_update(
     for names in groups:
         first_row = _zero_after(updated)
         updated.append(_update_in_host(update, _only(whole, names), first_row))
-    return _joined(params, opt_state, updated)
+    return _joined(Updated(params, opt_state), updated)
 
 
 def _update(optimizer: optax.GradientTransformation, scale: jax.Array, sound: jax.Array, portion: Portion) -> Updated:
@@ -74,7 +72,8 @@ def _update(optimizer: optax.GradientTransformation, scale: jax.Array, sound: ja
     updates, opt_state = optimizer.update(clipped, portion.opt_state, portion.params)
     params = optax.apply_updates(portion.params, updates)
     # The choice is elementwise and fused into the update; a branch or a second copy of the state would cost memory.
-    return jax.tree.map(partial(jnp.where, sound), (params, opt_state), (portion.params, portion.opt_state))
+    new = Updated(params, opt_state)
+    return jax.tree.map(partial(jnp.where, sound), new, Updated(portion.params, portion.opt_state))
 
 
 def _zero_after(updated: list[Updated]) -> jax.Array:
@@ -84,86 +83,66 @@ def _zero_after(updated: list[Updated]) -> jax.Array:
     return zero
 
 
+class _Arrays(NamedTuple):
+    """Arrays of parameters and optimizer state by where they are."""
+
+    travelling: list[jax.Array]
+    """Of host memory: all of them, or some of their rows that are on the device."""
+    staying: list[jax.Array]
+    """Of the device, with as many rows."""
+    counts: list[jax.Array]
+
+
 def _update_in_host(update: Callable[[Portion], Updated], portion: Portion, first_row: Int32[Array, ""]) -> Updated:
-    """Update a portion whose moments are in host memory, and whose arrays have equally many rows."""
-    leaves, structure = jax.tree.flatten(portion.opt_state)
-    in_host = [_is_in_host(x) for x in leaves]
-    stored = [x for x, host in zip(leaves, in_host, strict=True) if host]
-    counts = [x for x, host in zip(leaves, in_host, strict=True) if not host]
-    rows = rows_at_once(stored)
+    """Update a portion that has arrays in host memory, and whose arrays have equally many rows."""
+    leaves, structure = jax.tree.flatten(Updated(portion.params, portion.opt_state))
+    places = ["travelling" if is_in_host(x) else "staying" if x.ndim else "counts" for x in leaves]
+
+    def sorted_out(leaves: list[jax.Array]) -> _Arrays:
+        of_place = {place: [x for x, p in zip(leaves, places, strict=True) if p == place] for place in _Arrays._fields}
+        return _Arrays(**of_place)
+
+    def tree(arrays: _Arrays) -> Updated:
+        sources = {place: iter(getattr(arrays, place)) for place in _Arrays._fields}
+        return jax.tree.unflatten(structure, [next(sources[place]) for place in places])
+
+    stored, staying, counts = sorted_out(leaves)
+    rows = rows_at_once(stored, share=0.5)
     turns = len(stored[0]) // rows
 
-    def read(arrays, i):
-        return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, i * rows, rows), arrays)
-
-    def write(arrays, new, i):
-        return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, i * rows, 0), arrays, new)
-
-    def fetch(arrays, i):
-        return jax.device_put(read(arrays, i), jax.memory.Space.Device)
-
-    def store(arrays, new, i):
-        return write(arrays, jax.device_put(new, jax.memory.Space.Host), i)
-
-    def update_rows(i, params, moments):
-        """Return the parameters with rows i updated, the new rows of the moments, and the new counts."""
-        merged = _merged(in_host, moments, counts)
-        part = Portion(read(params, i), jax.tree.unflatten(structure, merged), read(portion.grads, i))
-        new_params, opt_state = update(part)
-        new = jax.tree.leaves(opt_state)
-        new_moments = [x for x, host in zip(new, in_host, strict=True) if host]
-        new_counts = [x for x, host in zip(new, in_host, strict=True) if not host]
-        return write(params, new_params, i), new_moments, new_counts
+    def update_rows(i, staying: list[jax.Array], here: list[jax.Array]) -> _Arrays:
+        """Return the new rows i of what travels, all of what stays with these rows updated, and the new counts."""
+        now = tree(_Arrays(here, read_rows(staying, i * rows, rows), counts))
+        new = update(Portion(now.params, now.opt_state, read_rows(portion.grads, i * rows, rows)))
+        arrays = sorted_out(jax.tree.leaves(new))
+        return arrays._replace(staying=write_rows(staying, arrays.staying, i * rows))
 
     half = (len(stored) + 1) // 2
 
     def turn(i, carry):
-        params, first, second, moments = carry
-        params, new, _ = update_rows(i, params, moments)
-        arriving = fetch(second, i + 1)
-        first = store(first, new[:half], i)
+        staying, first, second, here = carry
+        new, staying, _ = update_rows(i, staying, here)
+        following = (i + 1) * rows
+        arriving = read_rows(second, following, rows)
+        first = write_rows(first, new[:half], i * rows)
         arriving, first, leaving = lax.optimization_barrier((arriving, first, new[half:]))
-        second = store(second, leaving, i)
-        return params, first, second, [*fetch(first, i + 1), *arriving]
+        second = write_rows(second, leaving, i * rows)
+        return staying, first, second, [*read_rows(first, following, rows), *arriving]
 
-    begin = portion.params, stored[:half], stored[half:], fetch(stored, first_row)
-    params, first, second, moments = lax.fori_loop(0, turns - 1, turn, begin)
-    params, new, new_counts = update_rows(turns - 1, params, moments)
-    stored = store([*first, *second], new, turns - 1)
-    return params, jax.tree.unflatten(structure, _merged(in_host, stored, new_counts))
-
-
-def rows_at_once(moments: list[jax.Array]) -> int:
-    """Return how many rows of all these arrays, which have equally many, travel at once: as many as `ROW_BYTES` allow
-    of half of the arrays, and at least one."""
-    size = len(moments[0])
-    of_row = sum(x.nbytes for x in moments) / 2 / size
-    matrices = any(x.ndim == 2 for x in moments)
-    unit = SUBLANES if matrices and size % SUBLANES == 0 else 1
-    fitting = unit
-    for rows in range(unit, size + 1, unit):
-        if size % rows == 0 and rows * of_row <= ROW_BYTES:
-            fitting = rows
-    return fitting
-
-
-def _merged(in_host: list[bool], moments: list[jax.Array], counts: list[jax.Array]) -> list[jax.Array]:
-    """Return the leaves of the optimizer's state: each from `moments` if it is in host memory, else from `counts`."""
-    sources = {True: iter(moments), False: iter(counts)}
-    return [next(sources[host]) for host in in_host]
-
-
-def _is_in_host(x: jax.Array) -> bool:
-    return jax.typeof(x).memory_space is jax.memory.Space.Host
+    begin = staying, stored[:half], stored[half:], read_rows(stored, first_row, rows)
+    staying, first, second, here = lax.fori_loop(0, turns - 1, turn, begin)
+    new, staying, counts_after = update_rows(turns - 1, staying, here)
+    stored = write_rows([*first, *second], new, (turns - 1) * rows)
+    return tree(_Arrays(stored, staying, counts_after))
 
 
 def _groups(portion: Portion) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the parameters whose moments are on the device, and of the others, those with equally many
-    rows together."""
+    """Return the names of the parameters that are on the device with all their moments, and of the others, those with
+    equally many rows together."""
     in_host: set[str] = set()
-    for node in jax.tree.leaves(portion.opt_state, is_leaf=_is_of_params):
+    for node in jax.tree.leaves((portion.params, portion.opt_state), is_leaf=_is_of_params):
         if _is_of_params(node):
-            in_host |= {name for name, x in node.items() if _is_in_host(x)}
+            in_host |= {name for name, x in node.items() if is_in_host(x)}
     on_device = []
     groups: dict[int, list[str]] = {}
     for name, x in portion.params.items():
@@ -193,9 +172,9 @@ def _only(portion: Portion, names: list[str]) -> Portion:
     return jax.tree.map(select, portion, is_leaf=_is_of_params)
 
 
-def _joined(params: dict[str, Any], opt_state: Any, updated: list[Updated]) -> tuple[dict[str, Any], Any]:
-    """Return the parameters and the state of all portions in the structures of `params` and `opt_state`; the counts
-    are those of every portion."""
+def _joined(before: Updated, updated: list[Updated]) -> Updated:
+    """Return the parameters and the state of all portions in the structures of `before`; the counts are those of every
+    portion."""
 
     def join(node, *parts):
         if not _is_of_params(node):
@@ -205,4 +184,4 @@ def _joined(params: dict[str, Any], opt_state: Any, updated: list[Updated]) -> t
             together |= part
         return jax.tree.unflatten(jax.tree.structure(node), [together[name] for name in by_name(node)])
 
-    return jax.tree.map(join, (params, opt_state), *updated, is_leaf=_is_of_params)
+    return jax.tree.map(join, before, *updated, is_leaf=_is_of_params)

@@ -14,15 +14,16 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
-from ringformer.estimate.workloads.programs import state_in_host_memory
+from ringformer.estimate.workloads.programs import in_host_memory
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.ops.layouts import permutation
+from ringformer.parallel import host_memory
+from ringformer.parallel.host_memory import rows_at_once
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import specs
 from ringformer.parallel.weight_sharding import HOST_MEMORY, WeightSharding
 from ringformer.runs.config import OptimizerConfig
-from ringformer.train import update
 from ringformer.train.optimizer import is_matrix, make_optimizer
 from ringformer.train.program import make_program
 from ringformer.train.state import (
@@ -34,7 +35,7 @@ from ringformer.train.state import (
     marked_host_memory,
     state_shardings,
 )
-from ringformer.train.update import apply_update, rows_at_once
+from ringformer.train.update import apply_update
 from tests.helpers import relative_error, unpadded
 from tests.hlo import on_cuda, on_tpu
 from tests.train.test_step import CONFIG, T, packed_batch
@@ -54,16 +55,16 @@ def memories(tree) -> list[str]:
 @pytest.fixture
 def few_rows(monkeypatch):
     """A toy's rows travel few at a time, as a large model's do."""
-    monkeypatch.setattr(update, "ROW_BYTES", 512)
+    monkeypatch.setattr(host_memory, "ROW_BYTES", 512)
 
 
 @pytest.fixture
 def layer_by_layer(monkeypatch):
     """A model's layers travel one at a time, its embedding and head whole."""
-    monkeypatch.setattr(update, "ROW_BYTES", 2048)
+    monkeypatch.setattr(host_memory, "ROW_BYTES", 2048)
 
 
-def toy(offload: bool, mesh: Mesh, layers: int = 6, width: int = 16, vocabulary: int = 96, head: int = 8):
+def toy(offload: str, mesh: Mesh, layers: int = 6, width: int = 16, vocabulary: int = 96, head: int = 8):
     """Optimizer and shardings of stacked layers of two shapes, matrices of many rows, and a vector that stays."""
 
     def sharded(dim, *shape):
@@ -73,8 +74,10 @@ def toy(offload: bool, mesh: Mesh, layers: int = 6, width: int = 16, vocabulary:
     weights = {"layers": layer | {"norm": sharded(None, layers, width)}}
     weights |= {"embed": sharded(-2, vocabulary, width), "head": sharded(-1, width, vocabulary)}
     optimizer = make_optimizer(OPTIMIZER, 100, LETTERS)
-    moments = jax.tree.map(lambda w, of: replace(w, in_host=offload and is_matrix(of)), weights, LETTERS)
-    return optimizer, state_shardings(weights, optimizer, moments)
+    in_host = jax.tree.map(lambda w, of: replace(w, in_host=is_matrix(of)), weights, LETTERS)
+    params = in_host if offload == "state" else weights
+    moments = weights if offload == "none" else in_host
+    return optimizer, state_shardings(params, optimizer, moments)
 
 
 def zeros(abstract: TrainState) -> TrainState:
@@ -96,31 +99,34 @@ def toy_step(optimizer: optax.GradientTransformation, shardings: TrainState, mes
 
 
 @cache
-def toy_states(offload: bool) -> list[TrainState]:
+def toy_states(offload: str) -> list[TrainState]:
     """The states of 20 steps with random gradients, the fourth of which is not sound."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     optimizer, shardings = toy(offload, mesh)
     rng = np.random.default_rng(3)
     abstract = abstract_state(shardings, optimizer, mesh)
+    on_device = abstract_state(toy("none", mesh)[1], optimizer, mesh)
 
-    def draw():
-        drawn = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), abstract.params)
-        return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, abstract.params)
+    def draw(params):
+        drawn = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), params)
+        return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, params)
 
-    state = zeros(abstract)._replace(params=draw())
+    state = zeros(abstract)._replace(params=draw(abstract.params))
     step = toy_step(optimizer, shardings, mesh)
     states = []
     for i in range(20):
-        state = step(state, draw(), jnp.bool_(i != 3))
+        state = step(state, draw(on_device.params), jnp.bool_(i != 3))
         states.append(jax.tree.map(np.array, state))
-    kinds = memories(state.opt_state[0].mu)
-    assert kinds.count(HOST_MEMORY) == (4 if offload else 0) and len(kinds) == 5
+    matrices = {"none": 0, "moments": 2, "state": 3}[offload] * 4
+    kinds = memories((state.params, state.opt_state[0].mu, state.opt_state[0].nu))
+    assert kinds.count(HOST_MEMORY) == matrices and len(kinds) == 15
     return states
 
 
-def test_rows_in_host_memory_are_updated_as_on_the_device(few_rows):
+@pytest.mark.parametrize("offload", ["moments", "state"])
+def test_rows_in_host_memory_are_updated_as_on_the_device(few_rows, offload):
     """To the bit, but for matrices that are cut: XLA divides differently where a divisor has one use."""
-    expected, found = toy_states(False), toy_states(True)
+    expected, found = toy_states("none"), toy_states(offload)
     for a, b in zip(expected, found, strict=True):
         assert same_bits((a.opt_state, a.params["layers"]), (b.opt_state, b.params["layers"]))
         assert max(jax.tree.leaves(jax.tree.map(relative_error, b.params, a.params))) < 5e-8
@@ -133,8 +139,8 @@ def test_as_many_rows_travel_as_fit(monkeypatch):
     stacked = [np.zeros((6, 4, 8), np.float32)] * 4
     matrix = [np.zeros((96, 4), np.float32)] * 2
     for limit, of_layers, of_matrix in [(0, 1, 8), (512, 2, 32), (1200, 3, 48), (2**20, 6, 96)]:
-        monkeypatch.setattr(update, "ROW_BYTES", limit)
-        assert (rows_at_once(stacked), rows_at_once(matrix)) == (of_layers, of_matrix), limit
+        monkeypatch.setattr(host_memory, "ROW_BYTES", limit)
+        assert (rows_at_once(stacked, 0.5), rows_at_once(matrix, 0.5)) == (of_layers, of_matrix), limit
     assert rows_at_once([np.zeros((5, 3), np.float32)]) == 5, "no whole tiles"
 
 
@@ -160,10 +166,11 @@ def trained(mesh_dim: str, offload: str, lora: LoraConfig = NO_ADAPTERS, steps: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [NO_ADAPTERS, LoraConfig(rank=3)], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("offload", ["moments", "state"])
 @pytest.mark.parametrize("mesh_dim", ["1,1,1,8", "1,2,2,2"])
-def test_a_run_has_the_same_bits(layer_by_layer, mesh_dim, lora):
+def test_a_run_has_the_same_bits(layer_by_layer, mesh_dim, offload, lora):
     _, expected, losses = trained(mesh_dim, "none", lora)
-    _, found, same = trained(mesh_dim, "moments", lora)
+    _, found, same = trained(mesh_dim, offload, lora)
     assert losses[-1] < losses[0] and same == losses
     assert same_bits(found, expected)
     kinds = memories(found.opt_state)
@@ -181,15 +188,15 @@ def test_a_run_resumes_on_another_mesh_and_without_host_memory(layer_by_layer, t
     state, _ = program.step(state, *batch_on(program))  # donates what is being written
     saving.close()
     after = []
-    for offload in ("none", "moments"):
+    for offload in ("none", "moments", "state"):
         other, _, _ = trained("1,2,2,2", offload, steps=0)
         restoring = Checkpoints(tmp_path, other.state, other.shardings, Keep())
         restored = restoring.restore(3)
         restoring.close()
         assert same_bits(unpadded(restored, other.shardings), logical)
-        assert (HOST_MEMORY in memories(restored.opt_state)) == (offload == "moments")
+        assert (HOST_MEMORY in memories(restored.opt_state)) == (offload != "none")
         after.append(other.step(restored, *batch_on(other))[0])
-    assert same_bits(*after)
+    assert same_bits(after[0], after[1]) and same_bits(after[0], after[2])
 
 
 def batch_on(program):
@@ -199,7 +206,7 @@ def batch_on(program):
 
 def test_moments_in_host_memory_must_be_finite(few_rows):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    optimizer, shardings = toy(True, mesh)
+    optimizer, shardings = toy("state", mesh)
     state = zeros(abstract_state(shardings, optimizer, mesh))
     check_state_finite(state, "here")
     embed = np.zeros((96, 16), np.float32)
@@ -210,40 +217,45 @@ def test_moments_in_host_memory_must_be_finite(few_rows):
         check_state_finite(state._replace(opt_state=(bad, *state.opt_state[1:])), "here")
 
 
-def compiled_bytes(target: str) -> dict[str, int]:
+def compiled_bytes(target: str, offload: str) -> dict[str, int]:
     """Memory of the update of 32 layers, compiled for a device of a target."""
     mesh = Mesh(np.array(find_target(target).devices()), ("x",))
-    optimizer, shardings = toy(True, mesh, layers=32, width=4096 * mesh.size, vocabulary=1024 * mesh.size, head=1024)
+    sizes = {"layers": 32, "width": 4096 * mesh.size, "vocabulary": 1024 * mesh.size, "head": 1024}
+    optimizer, shardings = toy(offload, mesh, **sizes)
+    grads = abstract_state(toy("none", mesh, **sizes)[1], optimizer, mesh).params
     step = toy_step(optimizer, shardings, mesh)
-    state = abstract_state(shardings, optimizer, mesh)
-    lowered = step.lower(state, state.params, jax.ShapeDtypeStruct((), jnp.bool_))
+    lowered = step.lower(abstract_state(shardings, optimizer, mesh), grads, jax.ShapeDtypeStruct((), jnp.bool_))
     if mesh.devices.flat[0].platform == "gpu":
-        state_in_host_memory(lowered, [w.in_host for w in jax.tree.leaves(shardings)])
+        in_host = [w.in_host for w in jax.tree.leaves(shardings)]
+        in_host_memory(lowered, in_host, in_host)
     memory = lowered.compile().memory_analysis()
     names = "temp_size", "host_temp_size", "host_argument_size", "host_alias_size"
     return {name: getattr(memory, f"{name}_in_bytes") for name in names}
 
 
-def check_in_place(target: str) -> None:
-    """Nothing of the host's memory besides the moments themselves, and of the device's, four times the rows of both
-    moments: those that are here, their new numbers, and those that leave and arrive."""
-    found = compiled_bytes(target)
+def check_in_place(target: str, offload: str) -> None:
+    """Nothing of the host's memory besides the state itself, and of the device's, four times the rows that travel:
+    those that are here, their new numbers, and those that leave and arrive."""
+    found = compiled_bytes(target, offload)
+    arrays = 3 if offload == "state" else 2
     mesh_size = find_target(target).num_devices
     layers = 32 * 2 * 4096 * 2048
     embedding_and_head = 2 * 1024 * 4096 * mesh_size
     assert found["host_temp_size"] == 0
-    assert found["host_argument_size"] == found["host_alias_size"] == 2 * 4 * (layers + embedding_and_head)
-    assert found["temp_size"] <= 1.01 * 4 * 2 * update.ROW_BYTES
+    assert found["host_argument_size"] == found["host_alias_size"] == arrays * 4 * (layers + embedding_and_head)
+    assert found["temp_size"] <= 1.01 * 4 * 2 * host_memory.ROW_BYTES
 
 
 @on_tpu
 @pytest.mark.slow
+@pytest.mark.parametrize("offload", ["moments", "state"])
 @pytest.mark.parametrize("target", ["v5e:2x2", "v5p:2x2x1"])
-def test_tpu_compilers_update_host_memory_in_place(target):
-    check_in_place(target)
+def test_tpu_compilers_update_host_memory_in_place(target, offload):
+    check_in_place(target, offload)
 
 
 @on_cuda
 @pytest.mark.slow
-def test_the_gpu_compiler_updates_host_memory_in_place():
-    check_in_place("8xH100")
+@pytest.mark.parametrize("offload", ["moments", "state"])
+def test_the_gpu_compiler_updates_host_memory_in_place(offload):
+    check_in_place("8xH100", offload)

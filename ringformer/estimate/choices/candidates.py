@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ringformer.estimate.choices.memory_settings import possible_head_groups, possible_settings
 from ringformer.estimate.choices.parallelism import is_possible, parallelisms, with_parallelism
@@ -30,6 +30,11 @@ from ringformer.ops.work_list import default_chunk
 
 KEPT: list[tuple[Remat, bool]] = [*product(OFFLOADABLE, (False, True)), ("feedforward", False)]
 """Kinds of rematerialisation, each with whether host memory has what is kept."""
+
+
+Offload = Literal["none", "moments", "state"]
+PARTS_IN_HOST: tuple[Offload, ...] = ("moments", "state")
+"""Parts of the state that host memory can have, the larger one last."""
 
 
 class Candidate(NamedTuple):
@@ -112,15 +117,21 @@ def _candidates_on(mesh: Workload) -> Iterator[Candidate]:
             for settings in possible_settings(config):
                 option = workload.with_settings(settings)
                 if key_heads % settings.head_groups == 0 and is_possible(option):
-                    yield from _with_and_without_moments(counted(option))
+                    yield from _with_larger_offloads(counted(option))
 
 
-def _with_and_without_moments(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield a candidate and, if it does not fit, the same with its moments in host memory."""
+def _with_larger_offloads(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield a candidate and, as long as it does not fit, the same with more of its state in host memory."""
     yield candidate
-    workload = candidate.workload
-    if candidate.peak > workload.target.budget and workload.optimizer.offload == "none":
-        yield counted(replace(workload, optimizer=replace(workload.optimizer, offload="moments")))
+    for part in PARTS_IN_HOST:
+        if candidate.peak > candidate.workload.target.budget:
+            candidate = counted(offloading(candidate.workload, part))
+            yield candidate
+
+
+def offloading(workload: Workload, part: Offload) -> Workload:
+    """Return the workload with a part of its state in host memory."""
+    return replace(workload, optimizer=replace(workload.optimizer, offload=part))
 
 
 def _forms(mesh: Workload) -> Iterator[Workload]:

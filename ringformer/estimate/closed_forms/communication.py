@@ -16,7 +16,7 @@ from ringformer.estimate.closed_forms.training import (
     held_key_heads,
     hop_bytes,
     itemsize,
-    moments_in_host,
+    offloaded_state,
     ring_hops,
     window_seconds,
 )
@@ -38,7 +38,7 @@ def exposed_seconds(workload: Workload) -> dict[str, float]:
         "weights": _weights(workload, computation),
         "tensor parallelism": _tensor_parallelism(workload),
         "host": _host(workload, computation),
-        "moments": moments_in_host(workload) / workload.target.chip.host_bandwidth,  # leave while others arrive
+        "state": _state(workload),
     }
 
 
@@ -164,3 +164,11 @@ def _host(workload: Workload, computation: float) -> float:
     offloaded = workload.model.offloaded_bytes(workload.local_tokens)
     moved = offloaded * workload.accumulate / workload.target.chip.host_bandwidth
     return max(0.0, moved - computation / (forward_runs(workload.model)[0] + 2)) + moved
+
+
+def _state(workload: Workload) -> float:
+    """The state's arrays leave while others arrive; before that, float32 weights arrive to be copied."""
+    moved = offloaded_state(workload)
+    if workload.optimizer.offload == "state" and not workload.lora.rank:
+        moved += 4 * workload.trained_params / workload.state_shards
+    return moved / workload.target.chip.host_bandwidth

@@ -13,8 +13,8 @@ from ringformer.inference.cache.chunk_attention import cheaper_to_move
 from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.flops import PAIR_FORWARD, visible_keys, working_params
+from ringformer.parallel.host_memory import device_bytes
 from ringformer.parallel.mesh import AXIS_NAMES
-from ringformer.train.state import device_bytes
 
 
 def weight_bytes(workload: InferenceWorkload) -> int:

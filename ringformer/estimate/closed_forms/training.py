@@ -286,23 +286,21 @@ def smallest_local_length(model: DecoderConfig, chip: Chip, *, causal: bool = Tr
 
 
 def host_bytes(workload: Workload) -> float:
-    """Bytes of offloaded activations and moments in host memory, per device."""
-    return workload.model.offloaded_bytes(workload.local_tokens) + moments_in_host(workload)
+    """Bytes of offloaded activations and state in host memory, per device."""
+    return workload.model.offloaded_bytes(workload.local_tokens) + offloaded_state(workload)
 
 
-def moments_in_host(workload: Workload) -> float:
-    """Bytes of a device's shards of the moments that are in host memory."""
-    return moment_bytes(workload) if workload.optimizer.offload == "moments" else 0.0
-
-
-def moment_bytes(workload: Workload) -> float:
-    """Bytes of a device's shards of two float32 moments."""
-    return 8 * workload.trained_params / workload.state_shards
+def offloaded_state(workload: Workload) -> float:
+    """Bytes of a device's shards of the state that are in host memory."""
+    of_parameter = {"none": 0, "moments": 8, "state": 12}
+    if workload.lora.rank:
+        of_parameter["state"] = 8  # adapters stay on the devices
+    return of_parameter[workload.optimizer.offload] * workload.trained_params / workload.state_shards
 
 
 def state_bytes(workload: Workload) -> float:
     """Bytes of a device's shards of the training state: float32 parameters that train, and two moments."""
-    return 4 * workload.trained_params / workload.state_shards + moment_bytes(workload)
+    return 12 * workload.trained_params / workload.state_shards
 
 
 def memory(workload: Workload) -> dict[str, float]:
@@ -346,16 +344,18 @@ def memory(workload: Workload) -> dict[str, float]:
         gathered = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         gathered /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
-    if workload.optimizer.offload == "moments":
-        per_parameter -= 8
     parameters = per_parameter * workload.trained_params + workload.frozen_bytes
+    copies = 0
+    if workload.optimizer.offload == "state" and not workload.lora.rank:
+        copies = itemsize(model) * workload.trained_params
+    of_state = (parameters + copies) / workload.state_shards - offloaded_state(workload)
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
         "gathered keys": gathered,
         "weights of a layer, their gradients, embedding gradient": (item + 4) * layer
         + 4 * V * D * (not workload.lora.rank),
-        "parameters, optimizer and gradients": parameters / workload.state_shards,
+        "parameters, optimizer and gradients": of_state,
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ringformer.estimate.choices.candidates import counted
+from ringformer.estimate.choices.candidates import PARTS_IN_HOST, counted, offloading
 from ringformer.estimate.closed_forms.training import memory, peak_bytes, state_bytes
 from ringformer.estimate.workloads.targets import Target, find_target
 from ringformer.estimate.workloads.training import Workload
@@ -59,9 +59,10 @@ def at_any_length(workload: Workload) -> float:
 
 def _remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
     """Yield what would reduce the memory, in words and as a workload."""
-    optimizer = workload.optimizer
-    if optimizer.offload == "none":
-        yield "optimizer.offload=moments", replace(workload, optimizer=replace(optimizer, offload="moments"))
+    for part in PARTS_IN_HOST:
+        other = offloading(workload, part)
+        if peak_bytes(other) < peak_bytes(workload):
+            yield f"optimizer.offload={part}", other
     if not workload.lora.rank:
         yield f"adapters (lora.rank={ADAPTERS.rank}, bfloat16 base)", replace(workload, lora=ADAPTERS)
     if larger := twice_as_large(workload.target):

@@ -20,10 +20,11 @@ from ringformer.estimate.workloads.training import Workload
 from ringformer.models.attention_options import attention_options
 from ringformer.models.registry import family_with
 from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.host_memory import device_bytes
 from ringformer.parallel.mesh import BATCH
 from ringformer.parallel.weight_sharding import HOST_MEMORY
 from ringformer.train.program import make_program
-from ringformer.train.state import all_finite, device_bytes, make_first_state, make_init
+from ringformer.train.state import all_finite, make_first_state, make_init
 
 TRAIN_STEP = "train step"
 EVALUATION = "evaluation"
@@ -76,9 +77,12 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
     if program == TRAIN_STEP:
         lowered = run.step.lower(state, batch, *frozen)
         if workload.target.chip.kind == "gpu" and any(in_host):
-            state_in_host_memory(lowered, in_host)
+            in_host_memory(lowered, in_host, in_host)
     elif program == EVALUATION:
         lowered = run.eval_step.lower(run.weights(state.params, frozen), batch)
+        params_in_host = [w.in_host for w in jax.tree.leaves(run.shardings.params)]
+        if workload.target.chip.kind == "gpu" and any(params_in_host):
+            in_host_memory(lowered, params_in_host, [])
         alive += device_bytes(on_device._replace(params=None))
     elif program == INIT:
         init = run.lora.make_init(0) if run.lora else make_init(model, run.shardings.params, mesh, seed=0)
@@ -89,7 +93,7 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
         # The parameters are alive although the program only makes zeros and does not read them.
         lowered = make_first_state(run.optimizer, run.shardings, mesh).lower(state.params)
         options = {}
-        alive = device_bytes((state.params, frozen))
+        alive = device_bytes((on_device.params, frozen))
     elif program == CHECK:
         lowered = all_finite.lower(on_device)  # what is in host memory is read a few rows at a time
         options = {}
@@ -101,14 +105,14 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
     return LoweredProgram(lowered, options, mesh, saved, alive, saved - device_bytes(on_device))
 
 
-def state_in_host_memory(lowered: jax.stages.Lowered, in_host: list[bool]) -> None:
-    """Tell the compiler which arrays of the state, the first arguments and results of a lowered train step, are in host
-    memory: the shardings of absent GPUs cannot say it, because these have no memories."""
+def in_host_memory(lowered: jax.stages.Lowered, arguments: list[bool], results: list[bool]) -> None:
+    """Tell the compiler which of the first arguments and results of a lowered program are in host memory: the shardings
+    of absent GPUs cannot say it, because these have no memories."""
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
         main = next(x for x in module.body.operations if x.attributes["sym_name"].value == "main")
 
-        def placed(attributes):
+        def placed(attributes: Any, in_host: list[bool]) -> Any:
             together = []
             for i, of_one in enumerate(attributes):
                 others = {x.name: x.attr for x in of_one}
@@ -116,8 +120,8 @@ def state_in_host_memory(lowered: jax.stages.Lowered, in_host: list[bool]) -> No
                 together.append(ir.DictAttr.get(others | {"mhlo.memory_kind": ir.StringAttr.get(place)}))
             return ir.ArrayAttr.get(together)
 
-        main.attributes["arg_attrs"] = placed(main.arg_attrs)
-        main.attributes["res_attrs"] = placed(main.result_attrs)
+        main.attributes["arg_attrs"] = placed(main.arg_attrs, arguments)
+        main.attributes["res_attrs"] = placed(main.result_attrs, results)
 
 
 def abstract_array(mesh: Mesh, spec: P, dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:

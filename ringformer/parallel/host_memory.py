@@ -1,0 +1,96 @@
+"""Arrays in the host's pinned memory, which devices read and write a few rows at a time (inside `shard_map`).
+
+A row is a layer of stacked weights, or a row of a matrix. Compilers turn these reads and writes into copies that go on
+while the device computes.
+"""
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from ringformer.ops.varying_axes import vary_like, varying_axes
+
+ROW_BYTES = 64 * 2**20
+"""Bytes of an array that travel at once. A layer of a large model takes more, and then travels alone."""
+
+SUBLANES = 8
+"""Rows of a tile of a TPU's memory: a matrix is cut between tiles."""
+
+
+def is_in_host(x: jax.Array) -> bool:
+    """Return True for a traced array in host memory."""
+    return jax.typeof(x).memory_space is jax.memory.Space.Host
+
+
+def rows_at_once(arrays: list[Any], share: float = 1.0) -> int:
+    """Return how many rows of all these arrays, which have equally many, travel at once: as many as `ROW_BYTES` allow
+    of a share of the arrays, and at least one."""
+    size = len(arrays[0])
+    of_row = share * sum(x.nbytes for x in arrays) / size
+    matrices = any(x.ndim == 2 for x in arrays)
+    unit = SUBLANES if matrices and size % SUBLANES == 0 else 1
+    fitting = unit
+    for rows in range(unit, size + 1, unit):
+        if size % rows == 0 and rows * of_row <= ROW_BYTES:
+            fitting = rows
+    return fitting
+
+
+def read_rows(arrays: Any, start: Any, rows: int) -> Any:
+    """Return rows from `start` on of a tree of arrays, on the device."""
+    of_arrays = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, rows), arrays)
+    return jax.device_put(of_arrays, jax.memory.Space.Device)
+
+
+def write_rows(arrays: Any, new: Any, start: Any) -> Any:
+    """Return a tree of arrays with new rows from `start` on, each array in its own memory."""
+
+    def write(x, y):
+        if is_in_host(x):
+            y = jax.device_put(y, jax.memory.Space.Host)
+        return lax.dynamic_update_slice_in_dim(x, y, start, 0)
+
+    return jax.tree.map(write, arrays, new)
+
+
+def copy_to_device(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Return a copy of an array in host memory on the device, in another dtype."""
+    rows = rows_at_once([x])
+    turns = len(x) // rows
+
+    def turn(i, carry):
+        copy, here = carry
+        arriving = read_rows(x, (i + 1) * rows, rows)
+        return write_rows(copy, here.astype(dtype), i * rows), arriving
+
+    copy = vary_like(jnp.zeros(x.shape, dtype), x)
+    copy, here = lax.fori_loop(0, turns - 1, turn, (copy, read_rows(x, 0, rows)))
+    return write_rows(copy, here.astype(dtype), (turns - 1) * rows)
+
+
+@lru_cache
+def finite_in_host(sharding: NamedSharding) -> jax.stages.Wrapped:
+    """Return the jitted `finite(x) -> bool scalar` for a global array in host memory."""
+
+    def finite(x):
+        rows = rows_at_once([x])
+
+        def and_rows(i, finite):
+            return finite & jnp.isfinite(read_rows(x, i * rows, rows)).all()
+
+        of_shard = lax.fori_loop(0, len(x) // rows, and_rows, vary_like(jnp.bool_(True), x))
+        return lax.pmin(of_shard.astype(jnp.int32), tuple(varying_axes(x))) == 1
+
+    return jax.jit(jax.shard_map(finite, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=P()))
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of a device's shards of a tree of arrays, without the padding of tiles."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
