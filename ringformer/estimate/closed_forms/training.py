@@ -345,10 +345,10 @@ def memory(workload: Workload) -> dict[str, float]:
         gathered /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
     parameters = per_parameter * workload.trained_params + workload.frozen_bytes
-    copies = 0
     if workload.optimizer.offload == "state" and not workload.lora.rank:
-        copies = itemsize(model) * workload.trained_params
-    of_state = (parameters + copies) / workload.state_shards - offloaded_state(workload)
+        # Copies in the compute dtype; nothing of the update is as large as the parameters.
+        parameters += (itemsize(model) - 4) * workload.trained_params
+    of_state = parameters / workload.state_shards - offloaded_state(workload)
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
