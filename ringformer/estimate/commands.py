@@ -37,6 +37,8 @@ class EstimateOptions:
     """microbatches per step (default of a preset: 1)"""
     optimizer_offload: Literal["none", "moments", "state"] | None = None
     """part of the state in the host's memory: moments, state (float32 weights, too) or none (default of a preset)"""
+    moment_dtype: str | None = None
+    """dtype of the optimizer's moments: float32 (default of a preset), bfloat16, or first,second"""
     host_gib: float | None = None
     """host memory for each device, in GiB; default: that of a usual host"""
     tokens: float | None = None

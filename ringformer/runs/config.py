@@ -74,6 +74,9 @@ class OptimizerConfig:
     """Weight decay, multiplied by the learning rate; matrices only."""
     clip_norm: float = 1.0
     """Largest global norm of a gradient."""
+    moment_dtype: str = "float32"
+    """Dtype of the moments between steps: float32, or bfloat16 with stochastic rounding, which halves them. A dtype for
+    each: first,second, e.g. "bfloat16,float32"."""
     offload: Literal["none", "moments", "state"] = "none"
     """Part of the state that lies in the host's memory, where it is updated in place: "moments" saves 8 bytes a
     parameter on the devices; "state" has the float32 weights there, too, and a step copies them to the devices in the
@@ -86,6 +89,11 @@ class OptimizerConfig:
         check_settings(self, "optimizer.")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; choose cosine or constant")
+        if len(self.moment_dtypes) != 2 or not set(self.moment_dtypes) <= {"float32", "bfloat16"}:
+            raise ValueError(
+                f"optimizer.moment_dtype={self.moment_dtype!r} must be float32 or bfloat16, or one of them for each "
+                "moment, first,second"
+            )
         if self.offload not in ("none", "moments", "state"):
             raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none, moments or state")
         if not self.clip_norm > 0:
@@ -100,6 +108,12 @@ class OptimizerConfig:
                 raise ValueError(f"optimizer.{field}={getattr(self, field)} must be in [0, 1)")
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise ValueError(f"optimizer.warmup_steps={self.warmup_steps} must be at least 0")
+
+    @property
+    def moment_dtypes(self) -> tuple[str, ...]:
+        """Dtypes of the first and the second moment."""
+        dtypes = tuple(dtype.strip() for dtype in self.moment_dtype.split(","))
+        return dtypes * 2 if len(dtypes) == 1 else dtypes
 
     def warmup(self, steps: int) -> int:
         """Return the warm-up's length in a run of `steps` steps."""

@@ -10,6 +10,7 @@ from jax import lax
 from ringformer.ops.varying_axes import varying_axes
 from ringformer.parallel.parameters import by_name
 from ringformer.runs.config import OptimizerConfig
+from ringformer.train.stochastic_rounding import round_stochastically, rounding_key
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -43,7 +44,7 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any])
     def decayed(params):
         return jax.tree.unflatten(jax.tree.structure(params), [matrices[name] for name in by_name(params)])
 
-    return optax.adamw(
+    adamw = optax.adamw(
         schedule(config, steps),
         b1=config.b1,
         b2=config.b2,
@@ -51,6 +52,41 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any])
         weight_decay=config.weight_decay,
         mask=decayed,
     )
+    if set(config.moment_dtypes) == {"float32"}:
+        return adamw
+    return _with_narrow_moments(adamw, *config.moment_dtypes)
+
+
+FIRST_MOMENT, SECOND_MOMENT = 1, 2
+"""Purposes of a step's rounding."""
+
+
+def _with_narrow_moments(adamw: optax.GradientTransformation, first: str, second: str) -> optax.GradientTransformation:
+    """Return AdamW whose state has its moments in these dtypes. An update computes with float32 numbers and rounds them
+    stochastically."""
+
+    def narrow(moments: Any, dtype: str, purpose: int, count: jax.Array) -> Any:
+        if dtype == "float32":
+            return moments
+        key = rounding_key(count, purpose)
+        return jax.tree.map(lambda x: round_stochastically(x, key), moments)
+
+    def narrowed(state: Any) -> Any:
+        adam, *others = state
+        mu = narrow(adam.mu, first, FIRST_MOMENT, adam.count)
+        nu = narrow(adam.nu, second, SECOND_MOMENT, adam.count)
+        return (adam._replace(mu=mu, nu=nu), *others)
+
+    def init(params):
+        return narrowed(adamw.init(params))
+
+    def update(grads, state, params=None):
+        adam, *others = state
+        mu, nu = jax.tree.map(lambda x: x.astype(jnp.float32), (adam.mu, adam.nu))
+        updates, state = adamw.update(grads, (adam._replace(mu=mu, nu=nu), *others), params)
+        return updates, narrowed(state)
+
+    return optax.GradientTransformation(init, update)
 
 
 def is_matrix(letters: str) -> bool:

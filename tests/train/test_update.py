@@ -18,7 +18,7 @@ from ringformer.estimate.workloads.programs import in_host_memory
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.ops.layouts import permutation
 from ringformer.parallel import host_memory
-from ringformer.parallel.host_memory import rows_at_once
+from ringformer.parallel.host_memory import copy_to_device, rows_at_once
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import specs
@@ -142,6 +142,19 @@ def test_as_many_rows_travel_as_fit(monkeypatch):
         monkeypatch.setattr(host_memory, "ROW_BYTES", limit)
         assert (rows_at_once(stacked, 0.5), rows_at_once(matrix, 0.5)) == (of_layers, of_matrix), limit
     assert rows_at_once([np.zeros((5, 3), np.float32)]) == 5, "no whole tiles"
+
+
+def test_a_step_reads_weights_from_host_memory(few_rows):
+    """Their copies in another dtype, rows at a time."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = np.random.default_rng(2).standard_normal((96, 40), np.float32)
+    in_host = NamedSharding(mesh, P(None, "x"), memory_kind=HOST_MEMORY)
+    copy = jax.shard_map(
+        lambda x: copy_to_device(x, jnp.bfloat16), mesh=mesh, in_specs=P(None, "x"), out_specs=P(None, "x")
+    )
+    found = jax.jit(copy)(jax.device_put(x, in_host))
+    assert found.dtype == jnp.bfloat16 and memories(found) == ["device"]
+    np.testing.assert_array_equal(np.asarray(found), x.astype(jnp.bfloat16))
 
 
 def trained(mesh_dim: str, offload: str, lora: LoraConfig = NO_ADAPTERS, steps: int = 20):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workloads.link_rates import hop_rate
@@ -292,15 +294,21 @@ def host_bytes(workload: Workload) -> float:
 
 def offloaded_state(workload: Workload) -> float:
     """Bytes of a device's shards of the state that are in host memory."""
-    of_parameter = {"none": 0, "moments": 8, "state": 12}
+    moments = moment_bytes(workload)
+    of_parameter = {"none": 0, "moments": moments, "state": moments + 4}
     if workload.lora.rank:
-        of_parameter["state"] = 8  # adapters stay on the devices
+        of_parameter["state"] = moments  # adapters stay on the devices
     return of_parameter[workload.optimizer.offload] * workload.trained_params / workload.state_shards
+
+
+def moment_bytes(workload: Workload) -> int:
+    """Bytes of a parameter's two moments."""
+    return sum(jnp.dtype(dtype).itemsize for dtype in workload.optimizer.moment_dtypes)
 
 
 def state_bytes(workload: Workload) -> float:
     """Bytes of a device's shards of the training state: float32 parameters that train, and two moments."""
-    return 12 * workload.trained_params / workload.state_shards
+    return (4 + moment_bytes(workload)) * workload.trained_params / workload.state_shards
 
 
 def memory(workload: Workload) -> dict[str, float]:
@@ -343,7 +351,8 @@ def memory(workload: Workload) -> dict[str, float]:
     if model.ring == "gathered" and workload.ring_size > 1 and 0 in workload.windows:
         gathered = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         gathered /= model.ulysses * model.head_groups
-    per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
+    # Weights, gradients and as much for the update; 4 more for the sum of the microbatch gradients.
+    per_parameter = moment_bytes(workload) + (16 if workload.accumulate > 1 else 12)
     parameters = per_parameter * workload.trained_params + workload.frozen_bytes
     if workload.optimizer.offload == "state" and not workload.lora.rank:
         # Copies in the compute dtype; nothing of the update is as large as the parameters.

@@ -27,6 +27,7 @@ OF_TRAINING = (
     "head_groups",
     "offload",
     "optimizer_offload",
+    "moment_dtype",
     "host_gib",
     "fetch_ahead",
     "generate_code",

@@ -254,6 +254,8 @@ def estimate_command(workload: Workload) -> str:
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
     if workload.optimizer.offload != "none":
         words.append(f"--optimizer_offload={workload.optimizer.offload}")
+    if workload.optimizer.moment_dtype != "float32":
+        words.append(f"--moment_dtype={workload.optimizer.moment_dtype}")
     if workload.target.host_gib is not None:
         words.append(f"--host_gib={workload.target.host_gib:g}")
     for name in ("offload", "fetch_ahead"):
