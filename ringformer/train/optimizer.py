@@ -1,4 +1,4 @@
-"""AdamW and its schedule (optax), and the global norm of a sharded gradient."""
+"""AdamW and its schedule, and the global norm of a sharded gradient."""
 
 from typing import Any
 
@@ -44,49 +44,56 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any])
     def decayed(params):
         return jax.tree.unflatten(jax.tree.structure(params), [matrices[name] for name in by_name(params)])
 
-    adamw = optax.adamw(
-        schedule(config, steps),
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mask=decayed,
+    return optax.chain(
+        scale_by_adam(config),
+        optax.add_decayed_weights(config.weight_decay, decayed),
+        optax.scale_by_learning_rate(schedule(config, steps)),
     )
-    if set(config.moment_dtypes) == {"float32"}:
-        return adamw
-    return _with_narrow_moments(adamw, *config.moment_dtypes)
 
 
 FIRST_MOMENT, SECOND_MOMENT = 1, 2
 """Purposes of a step's rounding."""
 
 
-def _with_narrow_moments(adamw: optax.GradientTransformation, first: str, second: str) -> optax.GradientTransformation:
-    """Return AdamW whose state has its moments in these dtypes. An update computes with float32 numbers and rounds them
-    stochastically."""
+def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Return Adam (Kingma & Ba 2015, algorithm 1), whose state is that of optax's `scale_by_adam`.
 
-    def narrow(moments: Any, dtype: str, purpose: int, count: jax.Array) -> Any:
-        if dtype == "float32":
-            return moments
-        key = rounding_key(count, purpose)
-        return jax.tree.map(lambda x: round_stochastically(x, key), moments)
-
-    def narrowed(state: Any) -> Any:
-        adam, *others = state
-        mu = narrow(adam.mu, first, FIRST_MOMENT, adam.count)
-        nu = narrow(adam.nu, second, SECOND_MOMENT, adam.count)
-        return (adam._replace(mu=mu, nu=nu), *others)
+    Its numbers are those of optax but for the last bits. Compilers round a sum of two products in one of two ways, and
+    divide by a scalar or multiply by its inverse, as it suits the rest of a program. Here a sum has one product, and
+    nothing is divided by a scalar, so an update has the same bits for a whole array as for a few of its rows.
+    """
+    first, second = config.moment_dtypes
 
     def init(params):
-        return narrowed(adamw.init(params))
+        def zeros(dtype):
+            return jax.tree.map(lambda p: jnp.zeros_like(p, dtype), params)
+
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros(first), zeros(second))
 
     def update(grads, state, params=None):
-        adam, *others = state
-        mu, nu = jax.tree.map(lambda x: x.astype(jnp.float32), (adam.mu, adam.nu))
-        updates, state = adamw.update(grads, (adam._replace(mu=mu, nu=nu), *others), params)
-        return updates, narrowed(state)
+        count = optax.safe_increment(state.count)
+        of_first = 1 / (1 - config.b1**count)
+        of_second = 1 / (1 - config.b2**count)
+
+        def toward(moment, new, decay):
+            moment = moment.astype(jnp.float32)
+            return moment + (1 - decay) * (new - moment)
+
+        mu = jax.tree.map(lambda m, g: toward(m, g, config.b1), state.mu, grads)
+        nu = jax.tree.map(lambda v, g: toward(v, g * g, config.b2), state.nu, grads)
+        updates = jax.tree.map(lambda m, v: of_first * m / (jnp.sqrt(of_second * v) + config.eps), mu, nu)
+        mu = _kept(mu, first, rounding_key(count, FIRST_MOMENT))
+        nu = _kept(nu, second, rounding_key(count, SECOND_MOMENT))
+        return updates, optax.ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+def _kept(moments: Any, dtype: str, key: jax.Array) -> Any:
+    """Return float32 moments in the dtype that the state has."""
+    if dtype == "float32":
+        return moments
+    return jax.tree.map(lambda x: round_stochastically(x, key), moments)
 
 
 def is_matrix(letters: str) -> bool:
