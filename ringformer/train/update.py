@@ -87,9 +87,9 @@ class _Arrays(NamedTuple):
     """Arrays of parameters and optimizer state by where they are."""
 
     travelling: list[jax.Array]
-    """Of host memory: all of them, or some of their rows that are on the device."""
+    """Arrays of host memory, or some of their rows that are on the device."""
     staying: list[jax.Array]
-    """Of the device, with as many rows."""
+    """Arrays of the device, which have as many rows."""
     counts: list[jax.Array]
 
 
