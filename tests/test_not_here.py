@@ -21,6 +21,7 @@ from ringformer.hardware import CHIPS
 from ringformer.inference.sampling import Sampling
 from ringformer.models.interface import Features
 from ringformer.models.registry import FAMILIES
+from ringformer.parallel.device_order import check_slices
 from ringformer.parallel.mesh import AXIS_NAMES
 from ringformer.processes.stopping import LOST
 from ringformer.runs.config import Config, DataConfig, LoraConfig, OptimizerConfig, base_config
@@ -204,9 +205,10 @@ def restarted():
     assert "76" in (ROOT / "scripts" / "launch_options.sh").read_text()
 
 
-def one_slice():
-    """Devices of two slices have the same coordinates, and the order of devices looks at nothing else."""
-    assert "coords" in words_of_the_package()
+def slices_are_copies():
+    """A mesh whose dp the slices do not divide is refused, so no other axis leaves a slice."""
+    with pytest.raises(ValueError, match="dp=1 is not a multiple of the 2 slices"):
+        check_slices(1, 2)
 
 
 def host_memory():
@@ -293,8 +295,7 @@ NOUNS = {
     "NeMo": Absent(("from_nemo", "to_nemo", "nemo_files"), one_format),
     "MaxText checkpoints": Absent(("maxtext",), one_format),
     "adding or losing hosts while a run goes on": Absent(("elastic", "rescale"), restarted),
-    "TPU slices that are joined over the data-centre network": Absent(("slice_index", "dcn"), one_slice),
-    "multislice": Absent(("multislice", "megascale"), one_slice),
+    "a ring over several TPU slices": Absent(("dcn", "outer_ring"), slices_are_copies),
     "offload to NVMe": Absent(("nvme", "swap_files"), host_memory),
     "AMD": Absent(("rocm", "amd", "hip"), no_chip(r"\bmi\d{3}")),
     "Intel GPUs": Absent(("xpu", "oneapi", "intel"), no_chip("gaudi|max ")),

@@ -9,6 +9,9 @@ If several devices are one rank of the ring (`ulysses`), each rank is a small bo
 Hamiltonian cycle of these boxes. A device sends its keys to the device at the same place of the next box. Where the
 boxes are s chips wide in the direction of the ring, these hops cross s links, which s hops share.
 
+Several TPU slices are joined by the network between their hosts, which is slower by far than any link. They are the
+outermost parts of dp: no ring, and nothing that shards weights or heads, crosses it.
+
 GPUs of a node are all connected to each other; the network between nodes is slower. A ring of GPUs should leave a node
 as rarely as possible. `tp`, which moves more bytes, should not leave it at all, nor should the devices of a rank.
 """
@@ -26,11 +29,17 @@ def order_devices(devices: list[Any], shape: tuple[int, int, int, int], ulysses:
     """Arrange the devices in an array [dp, fsdp, tp, sp] of this shape, according to the links between them; each
     `ulysses` neighbours on sp are one rank of the ring.
 
-    Warns if the rings cannot run between neighbours. Raises ValueError if `ulysses` does not divide sp.
+    Warns if the rings cannot run between neighbours. Raises ValueError if `ulysses` does not divide sp, or several
+    slices do not divide dp.
     """
     dp, fsdp, tp, sp = shape
     if sp % ulysses:
         raise ValueError(f"ulysses={ulysses} does not divide sp={sp}")
+    slices = tpu_slices(devices)
+    if len(slices) > 1:
+        check_slices(dp, len(slices))
+        of_slice = dp // len(slices), fsdp, tp, sp
+        return np.concatenate([order_devices(in_slice, of_slice, ulysses) for in_slice in slices])
     grid = _grid(devices)
     if grid is None:
         # One node after the other; tp innermost, then sp.
@@ -58,6 +67,25 @@ def order_devices(devices: list[Any], shape: tuple[int, int, int, int], ulysses:
         rings = corners * boxes.ring + np.array(hamiltonian_cycle(boxes.ring))
     chips = rings[:, :, None] * boxes.rank + list(np.ndindex(*boxes.rank))  # [ring, rank, member, dimension]
     return grid[tuple(np.moveaxis(chips, -1, 0))].reshape(shape)
+
+
+def check_slices(dp: int, slices: int) -> None:
+    """Raise ValueError if the slices do not divide dp."""
+    if dp % slices:
+        raise ValueError(
+            f"dp={dp} is not a multiple of the {slices} slices, each of which has whole rings and whole copies of the "
+            f"weights: begin mesh_dim with a multiple of {slices}"
+        )
+
+
+def tpu_slices(devices: list[Any]) -> list[list[Any]]:
+    """Return the devices by the TPU slice that they are in; one list of all of them if they are no TPUs."""
+    if not all(hasattr(x, "coords") for x in devices):
+        return [devices]
+    of_slices: dict[int, list[Any]] = {}
+    for device in devices:
+        of_slices.setdefault(getattr(device, "slice_index", 0) or 0, []).append(device)
+    return [of_slices[index] for index in sorted(of_slices)]
 
 
 class Boxes(NamedTuple):
@@ -151,7 +179,9 @@ def link_hops(ring: list[Any]) -> list[int]:
 def max_link_hops(mesh: jax.sharding.Mesh, ulysses: int = 1) -> int | None:
     """Return the longest hop of any ring of the mesh, in links; None except on TPUs. Each `ulysses` neighbours on `sp`
     are one rank."""
-    devices = np.moveaxis(mesh.devices, mesh.axis_names.index("sp"), -1)
+    slices = len(tpu_slices(list(mesh.devices.flat)))
+    one_slice = mesh.devices[: len(mesh.devices) // slices]  # dp is the first axis, and the slices are alike
+    devices = np.moveaxis(one_slice, mesh.axis_names.index("sp"), -1)
     if _grid(list(devices.flat)) is None:
         return None
     rings = devices.reshape(-1, devices.shape[-1] // ulysses, ulysses).swapaxes(1, 2)

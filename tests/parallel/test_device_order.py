@@ -57,6 +57,34 @@ def test_every_hop_of_every_ring_is_one_link(grid, cores, shape):
         assert max(link_hops(list(ring))) == 1
 
 
+def joined(slices: int, *grid: int):
+    """The devices of several slices of one shape, mixed."""
+    devices = []
+    for index in range(slices):
+        for device in slice_of(*grid):
+            device.slice_index = index
+            device.id += 1000 * index
+            devices.append(device)
+    return list(np.random.default_rng(1).permutation(devices))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 16), (2, 2, 2, 4), (4, 1, 1, 8)])
+def test_nothing_but_dp_crosses_from_slice_to_slice(shape):
+    """Each slice is ordered as it is alone."""
+    ordered = order_devices(joined(2, 4, 4), shape)
+    assert ordered.shape == shape and len({x.id for x in ordered.flat}) == 32
+    alone = order_devices(slice_of(4, 4), (shape[0] // 2, *shape[1:]))
+    for index, of_slice in enumerate(np.split(ordered, 2)):
+        assert {x.slice_index for x in of_slice.flat} == {index}
+        assert [x.coords for x in of_slice.flat] == [x.coords for x in alone.flat]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 32), (3, 1, 1, 8), (1, 2, 1, 16)])
+def test_slices_that_do_not_divide_dp_are_refused(shape):
+    with pytest.raises(ValueError, match=rf"dp={shape[0]} is not a multiple of the 2 slices, .* a multiple of 2"):
+        order_devices(joined(2, 4, 4), shape)
+
+
 def test_tp_ranks_are_neighbours_where_the_slice_allows_it():
     mesh = order_devices(slice_of(8, 8, 8), (1, 2, 4, 64))
     for group in np.moveaxis(mesh, 2, 3).reshape(-1, 4):

@@ -161,11 +161,15 @@ def _kernels(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def meshes(goal: Workload) -> Iterator[Workload]:
-    """Yield the plain ring of the goal's model on every mesh. `goal.batch_size` sequences are shared by any number of
-    rings, the shortest rings first; if it is 0, each of up to eight rings has one sequence."""
+    """Yield the plain ring of the goal's model on every mesh of a slice; other slices have the same. `goal.batch_size`
+    sequences are shared by any number of rings, the shortest rings first; if it is 0, each of up to eight rings of a
+    slice has one sequence."""
     shape = goal.model
-    devices = goal.target.num_devices
-    batch = goal.batch_size
+    slices = goal.target.slices
+    devices = goal.target.num_devices // slices
+    batch = goal.batch_size // slices
+    if goal.batch_size % slices:
+        return
     plain = replace(shape, layout="zigzag", ulysses=1, ring="one_way", remat="full", offload=False)
     numbers = [1, 2, 4, 8]
     if batch:
@@ -177,7 +181,8 @@ def meshes(goal: Workload) -> Iterator[Workload]:
         if left or batch % rings or any(size % tp for size in split) or goal.seq_len % (2 * sp * tp):
             continue
         auto = replace(plain, kernel="auto", q_chunk=None, k_chunk=None, head_groups=1, remat_group=1)
-        mesh = replace(goal, model=auto, mesh_dim=f"1,{rings},{tp},{sp}", batch_size=batch or rings)
+        sequences = slices * (batch or rings)
+        mesh = replace(goal, model=auto, mesh_dim=f"{slices},{rings},{tp},{sp}", batch_size=sequences)
         yield mesh.with_kernel()[0]
 
 

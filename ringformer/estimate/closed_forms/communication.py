@@ -39,6 +39,7 @@ def exposed_seconds(workload: Workload) -> dict[str, float]:
         "tensor parallelism": _tensor_parallelism(workload),
         "host": _host(workload, computation),
         "state": _state(workload),
+        "slices": _slices(workload),
     }
 
 
@@ -172,3 +173,12 @@ def _state(workload: Workload) -> float:
     if workload.optimizer.offload == "state" and not workload.lora.rank:
         moved += 4 * workload.trained_params / workload.state_shards
     return moved / workload.target.chip.host_bandwidth
+
+
+def _slices(workload: Workload) -> float:
+    """The gradients' shards are summed over the slices when all of them are known, and wait for the hosts' network."""
+    target = workload.target
+    if target.slices == 1 or target.chip.node_bandwidth is None:
+        return 0.0
+    shard = 4 * workload.trained_params / workload.state_shards
+    return 2 * (target.slices - 1) / target.slices * shard / target.chip.node_bandwidth

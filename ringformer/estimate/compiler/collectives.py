@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ringformer.estimate.seconds.link_loads import QUEUED
 from ringformer.estimate.seconds.overlap import Transfer
-from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST
+from ringformer.estimate.seconds.transfers import ACROSS_SLICES, FROM_HOST, TO_HOST
 from ringformer.hardware import GiB
 from ringformer.ops.ring import GATHERED
 from ringformer.parallel.gather_weight import GATHER, SCATTER
@@ -19,6 +19,7 @@ PURPOSES = (
     "head exchange",
     "weights gathered",
     "gradients reduced",
+    "summed across slices",
     "activations gathered",
     "partial results merged",
     "other",
@@ -49,6 +50,8 @@ class Group(NamedTuple):
 
 def purpose(t: Transfer) -> str:
     """Return the purpose of a collective, one of `PURPOSES`."""
+    if t.kind == ACROSS_SLICES:
+        return "summed across slices"
     if t.kind == TO_HOST:
         return "offloaded, to the host"
     if t.kind == FROM_HOST:
@@ -62,8 +65,10 @@ def purpose(t: Transfer) -> str:
     if GATHER in t.op_name:
         return "weights gathered"
     # Gradients of weights that are whole on every device are summed where the weights were replicated, which has no
-    # scope. Reduce-scatters that the compiler rewrote have no name at all.
+    # scope. Reduce-scatters that the compiler rewrote have no name at all, nor has anything on joined slices.
     rewritten = t.kind == "reduce-scatter" and not t.op_name
+    if t.kind == "all-gather" and not t.op_name:
+        return "weights gathered"
     if SCATTER in t.op_name or rewritten or (t.kind == "all-reduce" and math.prod(t.shape) > 1):
         return "gradients reduced"
     return "other"

@@ -78,6 +78,8 @@ def twice_as_large(target: Target) -> Target | None:
     if target.chip.kind == "gpu":
         larger = find_target(f"{2 * target.num_devices}x{target.generation}")
         return replace(larger, host_gib=target.host_gib)
+    if target.slices > 1:
+        return None
     for size in SLICES[target.generation]:
         other = find_target(f"{target.generation}-{size}")
         if other.num_devices == 2 * target.num_devices:

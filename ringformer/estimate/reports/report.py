@@ -74,6 +74,7 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict[str, An
         "exposed_in_ring_loops_bytes": s and s.exposed_in_ring_loops,
         **time_json(time),
         "closed_form_seconds": computation_time(w).step if w.has_closed_forms else None,
+        **fields(s, "exposed_slices_seconds"),
         "step_seconds_by_parts": e.by_parts and step_time(e.by_parts, w.step_tokens).step,
         "step_seconds_bounds": s and time and [time.at_least, time.at_most],
         "mfu_causal_model": used.get("causal"),

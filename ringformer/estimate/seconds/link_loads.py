@@ -6,6 +6,7 @@ between ranks of several devices takes as long as its busiest link, and so does 
 reach each other over all NVLinks of a GPU, and GPUs of other nodes over the network of the GPU that sends.
 """
 
+import math
 from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
@@ -28,13 +29,18 @@ class Network(NamedTuple):
     """Links between the devices of a mesh."""
 
     places: tuple[tuple[int, ...], ...]
-    """Place of each device: (x, y, z, core) of a TPU, or (node, number) of a GPU."""
+    """Place of each device: (x, y, z, core) of a TPU, or (node, number) of a GPU. Several slices are alike and share no
+    links: these are the places of the first one."""
     link_bandwidth: float
     """Bytes per second, one way: of one link between TPU chips, or of all NVLinks of a GPU."""
     node_bandwidth: float | None = None
     """Bytes per second of a GPU's share of the network between nodes; None for TPUs."""
     wraps: bool = False
     """True if links join the ends of each dimension of a TPU slice."""
+    slices: int = 1
+    """TPU slices that the network between their hosts joins."""
+    slice_bandwidth: float = math.inf
+    """Bytes per second of a device's share of that network."""
 
 
 def network(target: Target, mesh: Mesh) -> Network:
@@ -42,9 +48,20 @@ def network(target: Target, mesh: Mesh) -> Network:
     chip = target.chip
     devices = mesh.devices.flat
     if chip.kind == "gpu":
-        places = tuple((x.process_index, x.id) for x in devices)
-        return Network(places, chip.link_bandwidth, chip.node_bandwidth)
-    return Network(tuple(map(place, devices)), chip.link_bandwidth, wraps=target.wraps)
+        nodes = tuple((x.process_index, x.id) for x in devices)
+        return Network(nodes, chip.link_bandwidth, chip.node_bandwidth)
+    places = tuple(map(place, devices))[: mesh.size // target.slices]
+    links = Network(places, chip.link_bandwidth, wraps=target.wraps)
+    if target.slices == 1 or chip.node_bandwidth is None:
+        return links
+    return links._replace(slices=target.slices, slice_bandwidth=chip.node_bandwidth)
+
+
+def in_first_slice(links: Network, groups: Groups) -> Groups:
+    """Return the groups of a collective that are in the first slice, which is all of them if there is only one."""
+    if links.slices == 1:
+        return groups
+    return tuple(group for group in groups if max(group) < len(links.places))
 
 
 @lru_cache
@@ -52,6 +69,7 @@ def link_seconds(links: Network, kind: str, groups: Groups) -> Float[np.ndarray,
     """Return the seconds that a collective of a kind in `QUEUED` occupies each link, one way, per byte of a device. A
     device sends its bytes to the target of its pair, or equal parts of them to all devices of its group, itself
     included."""
+    groups = in_first_slice(links, groups)
     pairs = list(groups)
     share = 1.0
     if kind == "all-to-all":
@@ -109,7 +127,7 @@ def gather_rate(links: Network, groups: Groups) -> float:
     leave a node through the network of each of its members there (NCCL).
     """
     places = np.array(links.places)
-    of_groups = [places[list(group)] for group in groups] or [places]
+    of_groups = [places[list(group)] for group in in_first_slice(links, groups)] or [places]
     if links.node_bandwidth:
         rate = links.link_bandwidth
         for group in of_groups:

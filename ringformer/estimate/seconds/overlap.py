@@ -18,7 +18,14 @@ from jaxtyping import Float
 from ringformer.estimate.compiled.program_text import COLLECTIVES, Program
 from ringformer.estimate.seconds.link_loads import QUEUED, gather_rate, link_seconds
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, certain_seconds, host_waits
-from ringformer.estimate.seconds.transfers import TO_AND_FROM_HOST, Span, collectives, host_copies
+from ringformer.estimate.seconds.transfers import (
+    ACROSS_SLICES,
+    TO_AND_FROM_HOST,
+    Span,
+    collectives,
+    host_copies,
+    sums_across_slices,
+)
 from ringformer.ops.ring_passes import LOOP
 
 
@@ -27,7 +34,7 @@ class Transfer:
     """One collective instruction, or one copy to or from the host, executed `count` times."""
 
     kind: str
-    """One of `COLLECTIVES` or `TO_AND_FROM_HOST`."""
+    """One of `COLLECTIVES` or `TO_AND_FROM_HOST`, or `ACROSS_SLICES`."""
     dtype: str
     shape: tuple[int, ...]
     count: float
@@ -121,6 +128,11 @@ class Schedule:
         return sum(t.count * t.wait for t in self.transfers)
 
     @property
+    def exposed_slices_seconds(self) -> float:
+        """Part of `exposed_seconds`: sums across slices."""
+        return sum(t.count * t.wait for t in self.transfers if t.kind == ACROSS_SLICES)
+
+    @property
     def exposed_host_seconds(self) -> float:
         """Part of `exposed_seconds`: copies to and from the host."""
         return sum(t.count * t.wait for t in self.transfers if t.kind in TO_AND_FROM_HOST)
@@ -148,7 +160,8 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     program = seconds.program
     rates = seconds.rates
     here = program.computations[name]
-    spans = [*collectives(program, here), *host_copies(here)]
+    links = rates.network
+    spans = [*collectives(program, here), *host_copies(here), *sums_across_slices(here, links.slices)]
     if not spans:
         return []
     before = [0.0]  # seconds of computation before each instruction; branches: only certain ones
@@ -174,7 +187,8 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     transfers = queued(QUEUED, before)
     for span in spans:
         if span.kind not in (*QUEUED, *TO_AND_FROM_HOST):
-            on_its_way = span.bytes / gather_rate(rates.network, span.groups)
+            rate = links.slice_bandwidth if span.kind == ACROSS_SLICES else gather_rate(links, span.groups)
+            on_its_way = span.bytes / rate
             cover = _cover(span, before)
             transfers.append(transfer(span, on_its_way, cover, max(0.0, on_its_way - cover)))
     passed = [a + b for a, b in zip(before, accumulate(waits), strict=True)]

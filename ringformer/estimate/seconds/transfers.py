@@ -9,6 +9,9 @@ from ringformer.estimate.seconds.link_loads import Groups
 
 TO_HOST = "copy to the host"
 FROM_HOST = "copy from the host"
+ACROSS_SLICES = "sum across slices"
+"""Kind of the sums of arrays over TPU slices that the network between hosts joins."""
+
 TO_AND_FROM_HOST = (TO_HOST, FROM_HOST)
 """Kinds of transfers other than collectives: arrays that are kept in host memory."""
 
@@ -82,6 +85,19 @@ def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end
     if '"is_sync":true' in x.text:
         end = None
     return Span(kind, array, moved, x.op_name, start, end, x.groups)
+
+
+def sums_across_slices(here: Mapping[str, Instruction], slices: int) -> Iterator[Span]:
+    """Yield the sums of a computation over TPU slices. The compiler turns each into a send and a receive, which the
+    runtime of joined slices (Megascale) answers with the sum: an array leaves and arrives once for two slices, and
+    almost twice for many."""
+    ends = _ends(here)
+    for i, x in enumerate(here.values()):
+        if x.opcode == "recv" and "xla_megascale" in x.text:
+            summed = x.arrays[0]
+            moved = 2 * (slices - 1) / slices * summed.bytes
+            op_name = x.op_name or x.search(r'rendezvous="([^"]*)"') or ""
+            yield Span(ACROSS_SLICES, summed, round(moved), op_name, i, ends.get(x.name))
 
 
 def host_copies(here: Mapping[str, Instruction]) -> Iterator[Span]:

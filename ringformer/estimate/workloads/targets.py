@@ -1,5 +1,6 @@
 """Compilation targets: descriptions of hardware, by name, that need no such hardware.
 
+    slices  2xv5e-256, 4xv5p-128: equal TPU slices that the hosts' network joins
     TPU     v3-512 (cores; each is a device), v4-1024 (cores; megacore joins them into 512 devices), v5e-256,
             v5p-1024 (cores), v6e-256, tpu7x-64, or any slice by its shape: v5e:4x8, v4:4x4x8
     GPU     8xA100-80, 32xA100-80, 8xH100, 8xH200, 8xB200: whole nodes of eight, or fewer GPUs of one node
@@ -59,6 +60,8 @@ class Target:
     """TPU: "v5e:16x16". GPU: "1x4x8" (partitions x nodes x devices per node)."""
     host_gib: float | None = None
     """Host memory per device; None: that of a usual host."""
+    slices: int = 1
+    """Number of TPU slices of this topology, joined by the network between their hosts."""
 
     @property
     def chip(self) -> Chip:
@@ -89,7 +92,7 @@ class Target:
         number = math.prod(self.sides)
         if self.generation in ("v3", "tpu7x"):  # each core of a chip is a device
             number *= 2
-        return number
+        return number * self.slices
 
     @property
     def wraps(self) -> bool:
@@ -126,7 +129,7 @@ class Target:
     def devices(self) -> list[Any]:
         """Return the target's devices as the compiler describes them. Raises MissingCompiler."""
         self.require_compiler()
-        return list(_devices(self.generation, self.topology))
+        return list(_devices(self.generation, self.topology, self.slices))
 
     def ring_bandwidth(self, ranks: int) -> float:
         """Return the bytes per second, one way, of the slowest hop of a ring over `ranks` neighbouring devices (tp
@@ -151,6 +154,8 @@ def find_target(name: str) -> Target:
     """Return the target with this name; raises ValueError that lists the valid names."""
     if re.search(r"(?<!\d)0+(?!\d)", name.partition(":")[2] or name.partition("x")[0]):
         raise ValueError(f"target {name!r} has a size of 0")
+    if match := re.fullmatch(r"(\d+)x((?:v\d|tpu\d).*)", name):
+        return _joined(int(match[1]), find_target(match[2]))
     if match := re.fullmatch(r"(\d+)x([A-Za-z][\w-]*)", name):
         count = int(match[1])
         gpu = match[2].upper()
@@ -170,11 +175,24 @@ def find_target(name: str) -> Target:
         sizes = ", ".join(f"{generation}-{n}" for n in slices)
         example = f"{generation}:{next(iter(slices.values()))}"
         raise ValueError(f"unknown slice {name!r}; known: {sizes}, or any slice by its shape, e.g. {example}")
-    valid = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["8xA100-80", "8xH100", "8xH200", "8xB200"]
+    valid = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["2xv5e-256", "8xA100-80", "8xH100", "8xH200", "8xB200"]
     raise ValueError(
         f"unknown target {name!r}; known: {', '.join(valid)}, other sizes of these, "
         "or a TPU slice by its shape, e.g. v5e:4x8"
     )
+
+
+def _joined(count: int, of: Target) -> Target:
+    """Return the target of `count` equal TPU slices. Raises ValueError for one, and for hosts whose network is not
+    known."""
+    if count < 2:
+        raise ValueError(f"target '{count}x{of.name}' is one slice: write {of.name}")
+    if not of.chip.node_bandwidth:
+        raise ValueError(
+            f"target '{count}x{of.name}': no rate of the network between {of.chip.name} hosts is published, so joined "
+            "slices of them have no estimate"
+        )
+    return replace(of, name=f"{count}x{of.name}", slices=count)
 
 
 def with_host_memory(target: Target, host_gib: float | None) -> Target:
@@ -244,7 +262,7 @@ def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
 
 
 @lru_cache
-def _devices(generation: str, topology: str) -> tuple[Any, ...]:
+def _devices(generation: str, topology: str, slices: int) -> tuple[Any, ...]:
     chip = CHIPS[generation]
     if chip.multiprocessors:
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # JAX would check the versions of drivers that are absent
@@ -254,6 +272,8 @@ def _devices(generation: str, topology: str) -> tuple[Any, ...]:
         more = dict(topology_name=topology, platform="tpu")
         if topology.split(":")[0] in ("v4", "v5p"):  # megacore: both cores of a chip are one device
             more |= dict(chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1))
+        if slices > 1:
+            more["num_slices"] = slices
     try:
         return tuple(topologies.get_topology_desc(**more).devices)
     except Exception as error:

@@ -18,6 +18,7 @@ from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import FAMILIES, check_mesh, preset_config
 from ringformer.ops.layouts import PARTS
+from ringformer.parallel.device_order import check_slices
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
@@ -171,6 +172,7 @@ class Workload:
         """Raise ValueError for a mesh, length or batch that is invalid for every run; needs no compiler."""
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
+        check_slices(self.mesh_shape[0], self.target.slices)
         check_batch(self.model.layout, self.model.ulysses, mesh, self.seq_len, self.batch_size, self.accumulate)
         if self.has_closed_forms and self.model.ring == "gathered":
             check_gathered_keys(self.model, mesh, self.seq_len, self.batch_size // self.accumulate, self.target.chip)
@@ -216,8 +218,9 @@ def named_model(name: str, **settings: Any) -> Any:
 
 def preset_workload(name: str, target: Target, seq_len: int, **settings: Any) -> Workload:
     """Return the workload of a preset, or of the model in a folder, with some of its settings replaced, on one ring of
-    all devices."""
-    return Workload(named_model(name, **settings), target, "1,1,1,-1", seq_len, name=name)
+    all devices of each slice."""
+    slices = target.slices
+    return Workload(named_model(name, **settings), target, f"{slices},1,1,-1", seq_len, batch_size=slices, name=name)
 
 
 def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
