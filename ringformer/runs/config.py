@@ -54,8 +54,11 @@ class DataConfig(StoreOptions, PackingOptions):
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov & Hutter) with a warm-up; vectors are not decayed."""
+    """AdamW (Loshchilov & Hutter) or Lion (Chen et al.) with a warm-up; vectors are not decayed."""
 
+    name: Literal["adamw", "lion"] = "adamw"
+    """lion has one moment instead of two; it needs a learning rate 3 to 10 times smaller, with as much more decay, and
+    b2=0.99."""
     learning_rate: float = 3e-4
     """Peak learning rate, after the warm-up."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -76,7 +79,7 @@ class OptimizerConfig:
     """Largest global norm of a gradient."""
     moment_dtype: str = "float32"
     """Dtype of the moments between steps: float32, or bfloat16 with stochastic rounding, which halves them. A dtype for
-    each: first,second, e.g. "bfloat16,float32"."""
+    each of AdamW's: first,second, e.g. "bfloat16,float32"."""
     offload: Literal["none", "moments", "state"] = "none"
     """Part of the state that lies in the host's memory, where it is updated in place: "moments" saves 8 bytes a
     parameter on the devices; "state" has the float32 weights there, too, and a step copies them to the devices in the
@@ -87,13 +90,14 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "optimizer.")
+        if self.name not in ("adamw", "lion"):
+            raise ValueError(f"unknown optimizer.name {self.name!r}; choose adamw or lion")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; choose cosine or constant")
-        if len(self.moment_dtypes) != 2 or not set(self.moment_dtypes) <= {"float32", "bfloat16"}:
-            raise ValueError(
-                f"optimizer.moment_dtype={self.moment_dtype!r} must be float32 or bfloat16, or one of them for each "
-                "moment, first,second"
-            )
+        dtypes = self.moment_dtypes
+        if len(dtypes) != self.moments or not set(dtypes) <= {"float32", "bfloat16"}:
+            each = ", or one of them for each moment, first,second" if self.moments == 2 else f" for {self.name}"
+            raise ValueError(f"optimizer.moment_dtype={self.moment_dtype!r} must be float32 or bfloat16{each}")
         if self.offload not in ("none", "moments", "state"):
             raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none, moments or state")
         if not self.clip_norm > 0:
@@ -110,10 +114,15 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.warmup_steps={self.warmup_steps} must be at least 0")
 
     @property
+    def moments(self) -> int:
+        """Number of moments of a parameter."""
+        return {"adamw": 2, "lion": 1}[self.name]
+
+    @property
     def moment_dtypes(self) -> tuple[str, ...]:
-        """Dtypes of the first and the second moment."""
+        """Dtype of each moment."""
         dtypes = tuple(dtype.strip() for dtype in self.moment_dtype.split(","))
-        return dtypes * 2 if len(dtypes) == 1 else dtypes
+        return dtypes * self.moments if len(dtypes) == 1 else dtypes
 
     def warmup(self, steps: int) -> int:
         """Return the warm-up's length in a run of `steps` steps."""

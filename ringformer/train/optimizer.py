@@ -1,4 +1,4 @@
-"""AdamW and its schedule, and the global norm of a sharded gradient."""
+"""AdamW, Lion and their schedule, and the global norm of a sharded gradient."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any]) -> optax.GradientTransformation:
-    """Return AdamW, which works on shards because it is elementwise.
+    """Return AdamW or Lion, which work on shards because they are elementwise.
 
     The optimizer computes the same for parameters in a nested dict and in a flat one of their names (`by_name`).
 
@@ -45,7 +45,7 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any])
         return jax.tree.unflatten(jax.tree.structure(params), [matrices[name] for name in by_name(params)])
 
     return optax.chain(
-        scale_by_adam(config),
+        SCALINGS[config.name](config),
         optax.add_decayed_weights(config.weight_decay, decayed),
         optax.scale_by_learning_rate(schedule(config, steps)),
     )
@@ -65,28 +65,56 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     first, second = config.moment_dtypes
 
     def init(params):
-        def zeros(dtype):
-            return jax.tree.map(lambda p: jnp.zeros_like(p, dtype), params)
-
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros(first), zeros(second))
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), _zeros(params, first), _zeros(params, second))
 
     def update(grads, state, params=None):
         count = optax.safe_increment(state.count)
         of_first = 1 / (1 - config.b1**count)
         of_second = 1 / (1 - config.b2**count)
-
-        def toward(moment, new, decay):
-            moment = moment.astype(jnp.float32)
-            return moment + (1 - decay) * (new - moment)
-
-        mu = jax.tree.map(lambda m, g: toward(m, g, config.b1), state.mu, grads)
-        nu = jax.tree.map(lambda v, g: toward(v, g * g, config.b2), state.nu, grads)
+        squares = jax.tree.map(jnp.square, grads)
+        mu = _toward(state.mu, grads, config.b1)
+        nu = _toward(state.nu, squares, config.b2)
         updates = jax.tree.map(lambda m, v: of_first * m / (jnp.sqrt(of_second * v) + config.eps), mu, nu)
         mu = _kept(mu, first, rounding_key(count, FIRST_MOMENT))
         nu = _kept(nu, second, rounding_key(count, SECOND_MOMENT))
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+def scale_by_lion(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Return Lion (Chen et al. 2023, algorithm 2), whose state is that of optax's `scale_by_lion`: one moment. Its sums
+    are written as those of `scale_by_adam`."""
+    dtype = config.moment_dtypes[0]
+
+    def init(params):
+        return optax.ScaleByLionState(jnp.zeros((), jnp.int32), _zeros(params, dtype))
+
+    def update(grads, state, params=None):
+        count = optax.safe_increment(state.count)
+        updates = jax.tree.map(jnp.sign, _toward(state.mu, grads, config.b1))
+        mu = _kept(_toward(state.mu, grads, config.b2), dtype, rounding_key(count, FIRST_MOMENT))
+        return updates, optax.ScaleByLionState(count, mu)
+
+    return optax.GradientTransformation(init, update)
+
+
+SCALINGS = {"adamw": scale_by_adam, "lion": scale_by_lion}
+"""Optimizers by name: how each scales a gradient, before weight decay and the learning rate."""
+
+
+def _zeros(params: Any, dtype: str) -> Any:
+    return jax.tree.map(lambda p: jnp.zeros_like(p, dtype), params)
+
+
+def _toward(moments: Any, new: Any, decay: float) -> Any:
+    """Return the float32 means of moments and new numbers, of which the moments weigh `decay`."""
+
+    def mean(moment, number):
+        moment = moment.astype(jnp.float32)
+        return moment + (1 - decay) * (number - moment)
+
+    return jax.tree.map(mean, moments, new)
 
 
 def _kept(moments: Any, dtype: str, key: jax.Array) -> Any:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,12 @@ from ringformer.estimate.workloads.programs import in_host_memory
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.parallel import host_memory
 from ringformer.parallel.host_memory import copy_to_device, rows_at_once
-from ringformer.parallel.weight_sharding import HOST_MEMORY
-from ringformer.train.state import abstract_state, check_state_finite
+from ringformer.parallel.weight_sharding import HOST_MEMORY, WeightSharding
+from ringformer.train.optimizer import make_optimizer
+from ringformer.train.state import abstract_state, check_state_finite, state_shardings
 from tests.helpers import relative_error, unpadded
 from tests.hlo import on_cuda, on_tpu
-from tests.train.updates import batch_on, memories, same_bits, toy, toy_states, toy_step, trained, zeros
+from tests.train.updates import OPTIMIZER, batch_on, memories, same_bits, toy, toy_states, toy_step, trained, zeros
 
 
 @pytest.fixture
@@ -41,6 +43,23 @@ def test_rows_in_host_memory_are_updated_as_on_the_device(few_rows, offload):
     assert relative_error(expected[0].params["embed"], expected[1].params["embed"]) > 1e-3
     before, after = found[2:4]
     assert same_bits((before.params, before.opt_state), (after.params, after.opt_state)), "a skipped step"
+
+
+def test_steps_are_counted_where_every_moment_is_in_host_memory(few_rows):
+    """As adapters are, which have no vectors."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    optimizer = make_optimizer(OPTIMIZER, 100, {"w": "DF"})
+    weights = {"w": WeightSharding((96, 16), None, -2, ("x",), 8)}
+    moments = {"w": replace(weights["w"], in_host=True)}
+    counts = []
+    for shardings in (state_shardings(weights, optimizer), state_shardings(weights, optimizer, moments)):
+        state = zeros(abstract_state(shardings, optimizer, mesh))
+        step = toy_step(optimizer, shardings, mesh)
+        for _ in range(2):
+            grads = {"w": jax.device_put(np.ones((96, 16), np.float32), weights["w"].named(mesh))}
+            state = step(state, grads, jnp.bool_(True))
+        counts.append([int(x) for x in jax.tree.leaves(state.opt_state) if x.ndim == 0])
+    assert counts[0] == counts[1] == [2, 2]
 
 
 def in_own_process(*arguments: str) -> dict:

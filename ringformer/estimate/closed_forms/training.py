@@ -302,7 +302,7 @@ def offloaded_state(workload: Workload) -> float:
 
 
 def moment_bytes(workload: Workload) -> int:
-    """Bytes of a parameter's two moments."""
+    """Bytes of a parameter's moments."""
     return sum(jnp.dtype(dtype).itemsize for dtype in workload.optimizer.moment_dtypes)
 
 
