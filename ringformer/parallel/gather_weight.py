@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from types import EllipsisType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,9 +80,9 @@ class Copy:
     stand_in: Float32[Array, "..."]
     """Array of the shape of w that nothing reads. It gets the gradient."""
 
-    def __getitem__(self, index: EllipsisType) -> "Copy":
-        """Return the copy: models read a parameter as `self.embed[...]`."""
-        return self
+    def __getitem__(self, index: Any) -> "Copy":
+        """Return a part of the copy: models read a parameter as `self.embed[...]` or `self.layers[i]`."""
+        return Copy(self.w[index], self.stand_in[index])
 
 
 @jax.custom_vjp

@@ -86,7 +86,10 @@ def finite_in_host(sharding: NamedSharding) -> jax.stages.Wrapped:
             return finite & jnp.isfinite(read_rows(x, i * rows, rows)).all()
 
         of_shard = lax.fori_loop(0, len(x) // rows, and_rows, vary_like(jnp.bool_(True), x))
-        return lax.pmin(of_shard.astype(jnp.int32), tuple(varying_axes(x))) == 1
+        axes = tuple(sorted(varying_axes(x)))
+        if not axes:  # one shard
+            return of_shard
+        return lax.pmin(of_shard.astype(jnp.int32), axes) == 1
 
     return jax.jit(jax.shard_map(finite, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=P()))
 

@@ -31,6 +31,7 @@ RESOLVED = frozenset(
         "steps",
         "optimizer.warmup_steps",
         "optimizer.final_fraction",  # resolved by the schedule
+        "optimizer.moment_dtype",  # resolved to one dtype, or one for each moment
         "init_from",
         "data.tokenizer",
         "data.store",
@@ -90,6 +91,8 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
             if key not in elsewhere:
                 identity[key] = getattr(values, field.name)
     optimizer = config.optimizer
+    kinds = sorted(set(optimizer.moment_dtypes))
+    identity["optimizer.moment_dtype"] = kinds[0] if len(kinds) == 1 else ",".join(optimizer.moment_dtypes)
     if optimizer.schedule == "cosine":
         identity["steps"] = config.steps
         identity["optimizer.final_fraction"] = optimizer.final_fraction

@@ -156,13 +156,14 @@ def check_host_memory(model: ModelConfig, tokens: int, of_state: int, devices: S
         )
     activations = model.offloaded_bytes(tokens) if hasattr(model, "offloaded_bytes") else 0
     offloaded = of_state + activations
+    held = offloaded + of_state  # a save copies what a step overwrites
     keys = " and ".join(key for key, size in (("optimizer.offload", of_state), ("model.offload", activations)) if size)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if offloaded * len(devices) > machine:
+    if held * len(devices) > machine:
         raise ValueError(
-            f"{keys} would keep {offloaded / GiB:.1f} GiB of each of {len(devices)} devices in host memory, "
-            f"{offloaded * len(devices) / GiB:.1f} GiB in all, but this machine has {machine / GiB:.1f} GiB: use more "
-            "devices on fsdp or sp, or offload less"
+            f"{keys} would keep {offloaded / GiB:.1f} GiB of each of {len(devices)} devices in host memory, and a save "
+            f"{of_state / GiB:.1f} more, {held * len(devices) / GiB:.1f} GiB in all, but this machine has "
+            f"{machine / GiB:.1f} GiB: use more devices on fsdp or sp, or offload less"
         )
     pool = host_pool(os.environ)
     needed = host_pool_needed(offloaded)

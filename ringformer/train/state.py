@@ -130,10 +130,11 @@ def marked_host_memory(tree: Any, shardings: Any) -> Any:
     """Return traced arrays of which those in host memory are of that type. They already are, except in programs for
     absent GPUs, which have no memories."""
 
-    def mark(x, w):
-        return jax.device_put(x, jax.memory.Space.Host) if isinstance(w, WeightSharding) and w.in_host else x
+    def mark(sharding, x):
+        in_host = isinstance(sharding, WeightSharding) and sharding.in_host  # not a frozen weight with its adapter
+        return jax.device_put(x, jax.memory.Space.Host) if in_host else x
 
-    return jax.tree.map(mark, tree, shardings)
+    return jax.tree.map(mark, shardings, tree)
 
 
 def check_state_finite(state: TrainState, which: str) -> None:

@@ -23,6 +23,7 @@ DEFINES = {
     "data.mixture_by",
     "data.position_range",
     "optimizer.learning_rate",
+    "optimizer.name",
     "optimizer.schedule",
     "optimizer.b1",
     "optimizer.b2",
@@ -85,6 +86,16 @@ def test_every_key_is_in_one_class():
     classes = (DEFINES, RESOLVED, IN_STORE, HARMLESS)
     assert sum(map(len, classes)) == len(frozenset().union(*classes)), "a key is in two classes"
     assert frozenset().union(*classes) == keys
+
+
+def test_moments_of_one_dtype_are_the_same_run_however_it_is_written():
+    def moment_dtype(written: str) -> str:
+        optimizer = OptimizerConfig(moment_dtype=written)
+        return run_identity(config(optimizer=optimizer), "bytes")["optimizer.moment_dtype"]
+
+    assert moment_dtype("bfloat16") == moment_dtype("bfloat16, bfloat16") == "bfloat16"
+    assert moment_dtype("float32,float32") == OptimizerConfig().moment_dtype == "float32"
+    assert moment_dtype("bfloat16, float32") == "bfloat16,float32"
 
 
 def test_adapters_define_a_run():

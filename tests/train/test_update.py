@@ -19,12 +19,15 @@ from ringformer.checkpoints.retention import Keep
 from ringformer.estimate.workloads.programs import in_host_memory
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.parallel import host_memory
+from ringformer.parallel.gather_weight import Copy
 from ringformer.parallel.host_memory import copy_to_device, rows_at_once
+from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.weight_sharding import HOST_MEMORY, WeightSharding
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import abstract_state, check_state_finite, state_shardings
+from ringformer.train.state import abstract_state, check_state_finite, make_init, state_shardings
 from tests.helpers import relative_error, unpadded
 from tests.hlo import on_cuda, on_tpu
+from tests.train.test_step import CONFIG
 from tests.train.updates import OPTIMIZER, batch_on, memories, same_bits, toy, toy_states, toy_step, trained, zeros
 
 
@@ -69,6 +72,29 @@ def in_own_process(*arguments: str) -> dict:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
+
+
+def test_a_copy_is_read_whole_or_by_an_index():
+    """By models of users' own, too: `self.embed[...]`, or `self.layers[i]`."""
+    copy = Copy(jnp.arange(6).reshape(3, 2), jnp.zeros((3, 2)))
+    assert copy[...].w.shape == copy[...].stand_in.shape == (3, 2)
+    assert copy[1].w.tolist() == [2, 3] and copy[1].stand_in.shape == (2,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh_dim", "rank"), [("1,1,1,1", 0), ("4,1,1,1", 0), ("1,2,2,2", 3)])
+def test_an_evaluation_reads_offloaded_weights(few_rows, mesh_dim, rank):
+    """On one device and on copies of the model, too, where a shard varies over no axis; and with adapters."""
+    lora = LoraConfig(rank=rank) if rank else NO_ADAPTERS
+    found = []
+    for offload in ("none", "state"):
+        program, state, _ = trained(mesh_dim, offload, lora, steps=1)
+        check_state_finite(state, "here")
+        frozen = [make_init(CONFIG, program.lora.frozen, program.mesh, 0)()] if rank else []
+        found.append(program.eval_step(program.weights(state.params, frozen), *batch_on(program)))
+    for expected, same in zip(*found, strict=True):
+        np.testing.assert_allclose(same, expected, rtol=1e-6)
+    assert np.sum(found[0][0]) > 0
 
 
 @pytest.mark.slow
@@ -132,8 +158,11 @@ def test_a_run_resumes_on_another_mesh_and_without_host_memory(few_rows, tmp_pat
         assert max(jax.tree.leaves(jax.tree.map(relative_error, other, after[0]))) < 1e-6
 
 
-def test_moments_in_host_memory_must_be_finite(few_rows):
-    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+@pytest.mark.parametrize("devices", [8, 1])
+def test_moments_in_host_memory_must_be_finite(few_rows, devices):
+    """In any of eight shards, or the only one, which varies over no axis."""
+    kinds = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((devices,), ("x",), axis_types=kinds, devices=jax.devices()[:devices])
     optimizer, shardings = toy("state", mesh)
     state = zeros(abstract_state(shardings, optimizer, mesh))
     check_state_finite(state, "here")
