@@ -14,7 +14,7 @@ from jax.stages import Wrapped
 from ringformer.models.interface import ModelConfig
 from ringformer.parallel.lora import NO_ADAPTERS, Adapted, Lora, LoraConfig, combine
 from ringformer.parallel.mesh import BATCH
-from ringformer.parallel.parameters import abstract_model, abstract_params, shard_weights
+from ringformer.parallel.parameters import abstract_model, abstract_params, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import is_matrix, make_optimizer
 from ringformer.train.state import TrainState, abstract_state, state_shardings
@@ -81,8 +81,8 @@ def make_program(
       accumulate: microbatches in a step and in an evaluation's batch.
       lora: adapters to train instead of the weights.
     """
-    _, shapes, letters = abstract_model(model)
-    weights = shard_weights(shapes, letters, mesh)
+    _, _, letters = abstract_model(model)
+    weights = weight_shardings(model, mesh)
     trained = weights
     adapters = None
     if lora.rank:

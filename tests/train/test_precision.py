@@ -23,6 +23,8 @@ from ringformer.models.families.llama import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import specs, weight_shardings
+from ringformer.runs.config import OptimizerConfig
+from ringformer.train.program import make_program
 from ringformer.train.state import TrainState, state_shardings
 from ringformer.train.step import make_train_step
 from tests.helpers import relative_error
@@ -236,3 +238,13 @@ if __name__ == "__main__":
     import tests.conftest  # noqa: F401 - eight simulated devices
 
     main()
+
+
+def test_a_runs_program_keeps_the_gradients_of_products_in_float32():
+    """The tests above make their own shardings: a run's must be the same, or its gradients are rounded to bfloat16."""
+    mesh = make_mesh("1,2,2,2")
+    config = dataclasses.replace(CONFIG, compute_dtype="bfloat16")
+    program = make_program(config, mesh, OptimizerConfig(), steps=10, seq_len=64)
+    assert program.shardings.params == weight_shardings(config, mesh)
+    of_products = [w for w in jax.tree.leaves(program.shardings.params) if w.of_product]
+    assert len(of_products) == 7
