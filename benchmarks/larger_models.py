@@ -17,13 +17,14 @@ from typing import NamedTuple
 from benchmarks.result_files import made, write_results
 from benchmarks.tables import write_table
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.choices.candidates import Offload, offloading
+from ringformer.estimate.choices.candidates import offloading
 from ringformer.estimate.closed_forms.training import peak_bytes
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.reports.report import estimate_json
 from ringformer.estimate.workloads.targets import compiled_by, find_target, with_host_memory
 from ringformer.estimate.workloads.training import Workload, estimate_command, preset_workload
 from ringformer.hardware import GiB
+from ringformer.runs.config import Offload
 
 
 class Case(NamedTuple):

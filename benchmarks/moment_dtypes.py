@@ -64,10 +64,14 @@ def main() -> None:
     for seed in SEEDS:
         for dtype in DTYPES:
             losses[dtype].append(train(dtype, seed, args.steps, args.runs))
+    trained = []
+    for seed in SEEDS:
+        for dtype in DTYPES:
+            trained.append(" ".join(command(dtype, seed, args.steps, Path("RUN"))))
     content = {
         "what": "measured: held-out loss, nats a token, of the quickstart's model with moments of either dtype",
         "command": "python benchmarks/moment_dtypes.py",
-        "runs": [" ".join(command(dtype, seed, args.steps, Path("RUN"))) for seed in SEEDS for dtype in DTYPES],
+        "runs": trained,
         **made(),
         "versions": {name: installed_version(name) for name in ("jax", "jaxlib", "optax")},
         "steps": args.steps,

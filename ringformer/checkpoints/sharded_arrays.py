@@ -22,7 +22,7 @@ from ringformer.checkpoints.array_folder import PlainFiles, tree_hashes
 from ringformer.checkpoints.zarr_files import Info, Leaf, Place, array_context, location, open_array, write_arrays
 from ringformer.files.chunks import array_metadata
 from ringformer.files.manifest import DamagedFiles, Hashes, write_part
-from ringformer.parallel.weight_sharding import HOST_MEMORY
+from ringformer.parallel.host_memory import HOST_MEMORY
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes of a chunk before compression. The allocator maps memory anew for each buffer above 32 MiB, so with chunks of

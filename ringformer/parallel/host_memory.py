@@ -17,6 +17,9 @@ from jax.typing import DTypeLike
 
 from ringformer.ops.varying_axes import vary_like, varying_axes
 
+HOST_MEMORY = "pinned_host"
+"""JAX's name of the host's memory that a device reads and writes by itself."""
+
 ROW_BYTES = 64 * 2**20
 """Bytes of an array that travel at once. A layer of a large model takes more, and then travels alone."""
 

@@ -21,13 +21,10 @@ from jax.typing import DTypeLike
 
 from ringformer.ops.tokenwise.layer_weight import LayerWeight
 from ringformer.parallel.gather_weight import Copy, gather_weight, padded_size, stand_in, with_gradient_for
+from ringformer.parallel.host_memory import HOST_MEMORY
 
 TENSOR_PARALLEL = "HKF"
 """Shape letters that tp shards."""
-
-
-HOST_MEMORY = "pinned_host"
-"""JAX's name of the host's memory that a device reads and writes by itself."""
 
 
 @dataclass(frozen=True)

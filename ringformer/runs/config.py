@@ -52,6 +52,9 @@ class DataConfig(StoreOptions, PackingOptions):
         StoreOptions.__post_init__(self)
 
 
+Offload = Literal["none", "moments", "state"]
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW (Loshchilov & Hutter) or Lion (Chen et al.) with a warm-up; vectors are not decayed."""
@@ -80,10 +83,10 @@ class OptimizerConfig:
     moment_dtype: str = "float32"
     """Dtype of the moments between steps: float32, or bfloat16 with stochastic rounding, which halves them. A dtype for
     each of AdamW's: first,second, e.g. "bfloat16,float32"."""
-    offload: Literal["none", "moments", "state"] = "none"
+    offload: Offload = "none"
     """Part of the state that lies in the host's memory, where it is updated in place: "moments" saves 8 bytes a
     parameter on the devices; "state" has the float32 weights there, too, and a step copies them to the devices in the
-    compute dtype. The numbers are the same."""
+    compute dtype (adapters stay on the devices). The numbers are the same."""
     skip_spikes: float = 0.0
     """Skip a step whose gradient norm exceeds the median of the last 128 steps' norms by more than this many median
     absolute deviations, e.g. 20; 0: no step is skipped for its norm."""
@@ -98,7 +101,7 @@ class OptimizerConfig:
         if len(dtypes) != self.moments or not set(dtypes) <= {"float32", "bfloat16"}:
             each = ", or one of them for each moment, first,second" if self.moments == 2 else f" for {self.name}"
             raise ValueError(f"optimizer.moment_dtype={self.moment_dtype!r} must be float32 or bfloat16{each}")
-        if self.offload not in ("none", "moments", "state"):
+        if self.offload not in get_args(Offload):
             raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none, moments or state")
         if not self.clip_norm > 0:
             raise ValueError(f"optimizer.clip_norm={self.clip_norm} must be positive")

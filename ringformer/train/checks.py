@@ -16,9 +16,9 @@ from ringformer.hardware import GiB
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import check_mesh
+from ringformer.parallel.host_memory import HOST_MEMORY
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, mesh_shape
 from ringformer.parallel.runtime_environment import HOST_POOL, host_pool, host_pool_needed
-from ringformer.parallel.weight_sharding import HOST_MEMORY
 from ringformer.runs.config import Config
 
 
@@ -151,8 +151,8 @@ def check_host_memory(model: ModelConfig, tokens: int, of_state: int, devices: S
     kinds = [memory.kind for memory in devices[0].addressable_memories()]
     if of_state and HOST_MEMORY not in kinds:
         raise ValueError(
-            f"optimizer.offload keeps moments in {HOST_MEMORY} memory, but a {devices[0].device_kind} has only "
-            f"{', '.join(kinds)}: set optimizer.offload=none"
+            f"optimizer.offload keeps a part of the state in {HOST_MEMORY} memory, but a {devices[0].device_kind} has "
+            f"only {', '.join(kinds)}: set optimizer.offload=none"
         )
     activations = model.offloaded_bytes(tokens) if hasattr(model, "offloaded_bytes") else 0
     offloaded = of_state + activations

@@ -94,7 +94,7 @@ def make_program(
     moments = trained
     if optimizer.offload != "none":
         moments = jax.tree.map(lambda w, of: replace(w, in_host=is_matrix(of)), trained, letters)
-    if optimizer.offload == "state" and not adapters:  # these are small
+    if optimizer.offload == "state" and not adapters:  # adapters are small
         trained = weights = moments
     shardings = state_shardings(trained, transformation, moments)
 

@@ -18,7 +18,7 @@ from ringformer.parallel.nan_search import find_bad_operations
 from ringformer.parallel.parameters import specs
 from ringformer.runs.config import Config
 from ringformer.train.prepare import Run
-from ringformer.train.state import all_finite
+from ringformer.train.state import is_finite
 from ringformer.train.step import make_gradients
 
 WINDOW = 128
@@ -162,7 +162,7 @@ def check_operations(run: Run, step: int, arrays: tuple[Any, ...], metrics: dict
     weights = program.weights(params, frozen_weights)
     bad = []
     for path, x in jax.tree.leaves_with_path(weights):
-        if not bool(all_finite(x)):
+        if not is_finite(x):
             bad.append(jax.tree_util.keystr(path))
     if bad:
         causes = [f"parameters are not finite before it: {', '.join(bad)}"]

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
-from ringformer.parallel.host_memory import device_bytes, finite_in_host
+from ringformer.parallel.host_memory import HOST_MEMORY, device_bytes, finite_in_host
 from ringformer.parallel.parameters import abstract_params, named
-from ringformer.parallel.weight_sharding import HOST_MEMORY, WeightSharding
+from ringformer.parallel.weight_sharding import WeightSharding
 
 REPLICATED = WeightSharding((), None, None, (), 1)
 
@@ -137,19 +137,25 @@ def marked_host_memory(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(mark, shardings, tree)
 
 
-def check_state_finite(state: TrainState, which: str) -> None:
+def check_state_finite(state: Any, which: str) -> None:
     """Raise FloatingPointError if any number of the state is not finite. In the message, `which` follows the words "the
     state"."""
+    if not is_finite(state):
+        raise FloatingPointError(f"the state {which} has numbers that are not finite; it is not saved")
+
+
+def is_finite(tree: Any) -> bool:
+    """Return True if all numbers of global arrays are finite, whether these are on the device or in host memory."""
     on_device = []
     finite = []
-    for x in jax.tree.leaves(state):
+    for x in jax.tree.leaves(tree):
         if x.sharding.memory_kind == HOST_MEMORY:
             finite.append(finite_in_host(x.sharding)(x))
         else:
             on_device.append(x)
-    finite.append(all_finite(on_device))
-    if not all(map(bool, finite)):
-        raise FloatingPointError(f"the state {which} has numbers that are not finite; it is not saved")
+    if on_device:
+        finite.append(all_finite(on_device))
+    return all(map(bool, finite))
 
 
 @jax.jit

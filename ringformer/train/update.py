@@ -1,7 +1,7 @@
 """The optimizer's update of the parameters on one device, inside `shard_map`.
 
-What `optimizer.offload` keeps in the host's memory is updated there in place, a few rows at a time. Both directions of
-the link between device and host are busy at once:
+Parts of the state that `optimizer.offload` keeps in the host's memory are updated there in place, a few rows at a time.
+Both directions of the link between device and host are busy at once:
 
     rows i of the first half of the arrays leave     | rows i+1 of the second half arrive
     rows i of the second half leave                  | rows i+1 of the first half arrive
@@ -93,14 +93,23 @@ class _Arrays(NamedTuple):
     counts: list[jax.Array]
 
 
+def _place(x: jax.Array) -> str:
+    """Return the field of `_Arrays` that has an array."""
+    if is_in_host(x):
+        return "travelling"
+    return "staying" if x.ndim else "counts"
+
+
 def _update_in_host(update: Callable[[Portion], Updated], portion: Portion, first_row: Int32[Array, ""]) -> Updated:
     """Update a portion that has arrays in host memory, and whose arrays have equally many rows."""
     leaves, structure = jax.tree.flatten(Updated(portion.params, portion.opt_state))
-    places = ["travelling" if is_in_host(x) else "staying" if x.ndim else "counts" for x in leaves]
+    places = [_place(x) for x in leaves]
 
     def sorted_out(leaves: list[jax.Array]) -> _Arrays:
-        of_place = {place: [x for x, p in zip(leaves, places, strict=True) if p == place] for place in _Arrays._fields}
-        return _Arrays(**of_place)
+        arrays = _Arrays([], [], [])
+        for x, place in zip(leaves, places, strict=True):
+            getattr(arrays, place).append(x)
+        return arrays
 
     def tree(arrays: _Arrays) -> Updated:
         sources = {place: iter(getattr(arrays, place)) for place in _Arrays._fields}

@@ -1,4 +1,4 @@
-"""What does not fit says what binds, and what would change that, in the numbers of the closed forms."""
+"""A report on a workload that does not fit: the term that binds, and what would change it, by closed forms."""
 
 from dataclasses import replace
 

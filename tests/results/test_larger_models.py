@@ -65,7 +65,8 @@ def test_closed_forms_rank_them_before_they_are_compiled(case):
 
 def test_a_sum_across_slices_is_exposed_and_said():
     """A float32 shard of 8B over 64 devices, with its padding, at the published rate of a v5p host's network."""
-    joined, alone = ROWS["llama3_8b 2xv5p-128 8192 none"], row("llama3_8b", "v5p-128", "none")
+    joined = row("llama3_8b", "2xv5p-128", "none")
+    alone = row("llama3_8b", "v5p-128", "none")
     seconds = joined["exposed_slices_seconds"]
     assert seconds == pytest.approx(4 * 8.03e9 / 64 / 6.25e9, rel=0.06)
     assert joined["step_seconds_model"] == pytest.approx(alone["step_seconds_model"] + seconds, rel=0.02)

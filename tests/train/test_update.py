@@ -1,5 +1,5 @@
-"""What is offloaded of the state has the numbers of what is on the devices, to the bit, on any mesh, with adapters, and
-after a resume on another mesh; compilers update it in place."""
+"""Offloaded parts of the state have the same bits as on the devices: on any mesh, with adapters, and after a resume on
+another mesh. Compilers update them in place."""
 
 import json
 import os
@@ -20,9 +20,9 @@ from ringformer.estimate.workloads.programs import in_host_memory
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.parallel import host_memory
 from ringformer.parallel.gather_weight import Copy
-from ringformer.parallel.host_memory import copy_to_device, rows_at_once
+from ringformer.parallel.host_memory import HOST_MEMORY, copy_to_device, rows_at_once
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
-from ringformer.parallel.weight_sharding import HOST_MEMORY, WeightSharding
+from ringformer.parallel.weight_sharding import WeightSharding
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import abstract_state, check_state_finite, make_init, state_shardings
 from tests.helpers import relative_error, unpadded
@@ -66,7 +66,7 @@ def test_steps_are_counted_where_every_moment_is_in_host_memory(few_rows):
 
 
 def in_own_process(*arguments: str) -> dict:
-    """What `tests.train.updates` finds, its programs compiled as a user's are."""
+    """Run `tests.train.updates` with a user's compiler flags, and return what it prints."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     command = [sys.executable, "-m", "tests.train.updates", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
@@ -99,7 +99,7 @@ def test_an_evaluation_reads_offloaded_weights(few_rows, mesh_dim, rank):
 
 @pytest.mark.slow
 def test_a_users_rows_have_the_same_bits():
-    """Of 20 states: any part of the state, cut anywhere."""
+    """All numbers of 20 states, whatever is offloaded and however many rows travel."""
     for of_offload in in_own_process("rows").values():
         assert of_offload == {"128": 0, "512": 0, str(2**20): 0}
 

@@ -20,10 +20,11 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.ops.layouts import permutation
 from ringformer.parallel import host_memory
+from ringformer.parallel.host_memory import HOST_MEMORY
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import BATCH, make_mesh, simulate_cpu_devices
 from ringformer.parallel.parameters import specs
-from ringformer.parallel.weight_sharding import HOST_MEMORY, WeightSharding
+from ringformer.parallel.weight_sharding import WeightSharding
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import is_matrix, make_optimizer
 from ringformer.train.program import make_program
@@ -54,7 +55,9 @@ def toy(offload: str, mesh: Mesh, layers: int = 6, width: int = 16, vocabulary: 
     """Optimizer and shardings of stacked layers of two shapes, matrices of many rows, and a vector that stays."""
 
     def sharded(dim, *shape):
-        return WeightSharding(shape, None, dim, ("x",) if dim else (), mesh.size if dim else 1)
+        if dim is None:
+            return WeightSharding(shape, None, None, (), 1)
+        return WeightSharding(shape, None, dim, ("x",), mesh.size)
 
     layer = {"wq": sharded(-3, layers, width, 2, head), "wo": sharded(-1, layers, 2, head, width)}
     weights = {"layers": layer | {"norm": sharded(None, layers, width)}}
@@ -117,7 +120,8 @@ def trained(mesh_dim: str, offload: str, lora: LoraConfig = NO_ADAPTERS, steps: 
     program = make_program(CONFIG, mesh, optimizer, steps=40, seq_len=T, lora=lora)
     order = permutation(CONFIG.layout, T, mesh.shape["sp"])
     batch = jax.tree.map(lambda x: jax.device_put(x[:, order], NamedSharding(mesh, BATCH)), packed_batch())
-    params, frozen = None, []
+    params = None
+    frozen = []
     if lora.rank:
         params = program.lora.make_init(0)()
         frozen = [make_init(CONFIG, program.lora.frozen, mesh, 0)()]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from ringformer.estimate.choices.memory_settings import possible_head_groups, possible_settings
 from ringformer.estimate.choices.parallelism import is_possible, parallelisms, with_parallelism
@@ -27,12 +27,12 @@ from ringformer.models.config_checks import OFFLOADABLE, Remat
 from ringformer.ops.layouts import VISIBLE, WINDOWED, Layout
 from ringformer.ops.ring import RingForm
 from ringformer.ops.work_list import default_chunk
+from ringformer.runs.config import Offload
 
 KEPT: list[tuple[Remat, bool]] = [*product(OFFLOADABLE, (False, True)), ("feedforward", False)]
 """Kinds of rematerialisation, each with whether host memory has what is kept."""
 
 
-Offload = Literal["none", "moments", "state"]
 PARTS_IN_HOST: tuple[Offload, ...] = ("moments", "state")
 """Parts of the state that host memory can have, the larger one last."""
 

@@ -170,7 +170,7 @@ def _host(workload: Workload, computation: float) -> float:
 def _state(workload: Workload) -> float:
     """The state's arrays leave while others arrive; before that, float32 weights arrive to be copied."""
     moved = offloaded_state(workload)
-    if workload.optimizer.offload == "state" and not workload.lora.rank:
+    if workload.weights_in_host:
         moved += 4 * workload.trained_params / workload.state_shards
     return moved / workload.target.chip.host_bandwidth
 

@@ -294,11 +294,12 @@ def host_bytes(workload: Workload) -> float:
 
 def offloaded_state(workload: Workload) -> float:
     """Bytes of a device's shards of the state that are in host memory."""
-    moments = moment_bytes(workload)
-    of_parameter = {"none": 0, "moments": moments, "state": moments + 4}
-    if workload.lora.rank:
-        of_parameter["state"] = moments  # adapters stay on the devices
-    return of_parameter[workload.optimizer.offload] * workload.trained_params / workload.state_shards
+    of_parameter = 0
+    if workload.optimizer.offload != "none":
+        of_parameter += moment_bytes(workload)
+    if workload.weights_in_host:
+        of_parameter += 4
+    return of_parameter * workload.trained_params / workload.state_shards
 
 
 def moment_bytes(workload: Workload) -> int:
@@ -307,7 +308,7 @@ def moment_bytes(workload: Workload) -> int:
 
 
 def state_bytes(workload: Workload) -> float:
-    """Bytes of a device's shards of the training state: float32 parameters that train, and two moments."""
+    """Bytes of a device's shards of the training state: float32 parameters that train, and their moments."""
     return (4 + moment_bytes(workload)) * workload.trained_params / workload.state_shards
 
 
@@ -354,7 +355,7 @@ def memory(workload: Workload) -> dict[str, float]:
     # Weights, gradients and as much for the update; 4 more for the sum of the microbatch gradients.
     per_parameter = moment_bytes(workload) + (16 if workload.accumulate > 1 else 12)
     parameters = per_parameter * workload.trained_params + workload.frozen_bytes
-    if workload.optimizer.offload == "state" and not workload.lora.rank:
+    if workload.weights_in_host:
         # Copies in the compute dtype; nothing of the update is as large as the parameters.
         parameters += (itemsize(model) - 4) * workload.trained_params
     of_state = parameters / workload.state_shards - offloaded_state(workload)

@@ -119,7 +119,9 @@ def _config_text(w: Workload) -> list[str]:
 
 def _why_none(planned: Plan) -> list[str]:
     """Return what binds the candidate that needs the least memory, and what would change that."""
-    smallest = min((c for c, _ in planned.refused), key=lambda c: c.peak)
+    smallest = min((c for c, _ in planned.refused), key=lambda c: c.peak, default=None)
+    if smallest is None:
+        return ["  the compiler broke down on every candidate; its errors are above"]
     why = binding_text(smallest.workload)
     if not why:
         return ["  a larger slice or a shorter sequence would be faster"]

@@ -20,9 +20,8 @@ from ringformer.estimate.workloads.training import Workload
 from ringformer.models.attention_options import attention_options
 from ringformer.models.registry import family_with
 from ringformer.parallel.compiler_options import compiler_options
-from ringformer.parallel.host_memory import device_bytes
+from ringformer.parallel.host_memory import HOST_MEMORY, device_bytes
 from ringformer.parallel.mesh import BATCH
-from ringformer.parallel.weight_sharding import HOST_MEMORY
 from ringformer.train.program import make_program
 from ringformer.train.state import all_finite, make_first_state, make_init
 

@@ -93,6 +93,11 @@ class Workload:
         return self.model.num_params
 
     @property
+    def weights_in_host(self) -> bool:
+        """True if the float32 weights are in host memory; adapters stay on the devices."""
+        return self.optimizer.offload == "state" and not self.lora.rank
+
+    @property
     def frozen_bytes(self) -> int:
         """Bytes of the weights that do not train, on all devices that share a copy."""
         if not self.lora.rank:

@@ -336,6 +336,12 @@ def test_nothing_fits(monkeypatch):
     assert found.chosen is None and "no candidate fits" in plan_text(found)
 
 
+def test_a_plan_on_which_the_compiler_broke_down_is_still_told():
+    """A search notes such a length without a candidate, chosen or rejected."""
+    text = plan_text(Plan(goal("llama_7b", GPUS, 4096), None, None, []))
+    assert "no candidate fits" in text and "the compiler broke down on every candidate" in text
+
+
 def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
     monkeypatch.setattr(run_estimate, "compile_apart", lambda *call, **kw: pytest.fail("nothing to compile with"))
