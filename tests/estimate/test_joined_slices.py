@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 from ringformer.estimate.choices.candidates import meshes
 from ringformer.estimate.closed_forms.communication import exposed_seconds
 from ringformer.estimate.compiled.program_text import Program
+from ringformer.estimate.reports.run_estimate import RunCompiler
+from ringformer.estimate.search.plan import plan
 from ringformer.estimate.seconds.link_loads import in_first_slice, network
 from ringformer.estimate.seconds.transfers import ACROSS_SLICES, sums_across_slices
 from ringformer.estimate.workloads.targets import find_target
@@ -48,6 +50,12 @@ def test_a_mesh_must_have_whole_copies_in_each_slice():
     with pytest.raises(ValueError, match="dp=1 is not a multiple of the 2 slices"):
         replace(workload, mesh_dim="1,1,1,512").check()
     assert all(mesh.mesh_shape[0] == 2 for mesh in meshes(workload))
+
+
+def test_a_plan_has_whole_sequences_in_each_slice():
+    goal = replace(preset_workload("llama_7b", find_target("2xv5e-256"), 2**17), batch_size=3)
+    with pytest.raises(ValueError, match="batch_size=3 is not a multiple of the 2 slices of 2xv5e-256"):
+        plan(goal, RunCompiler(print, generate_code=False))
 
 
 def test_shards_of_gradients_cross_once():

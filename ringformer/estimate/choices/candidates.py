@@ -168,8 +168,6 @@ def meshes(goal: Workload) -> Iterator[Workload]:
     slices = goal.target.slices
     devices = goal.target.num_devices // slices
     batch = goal.batch_size // slices
-    if goal.batch_size % slices:
-        return
     plain = replace(shape, layout="zigzag", ulysses=1, ring="one_way", remat="full", offload=False)
     numbers = [1, 2, 4, 8]
     if batch:

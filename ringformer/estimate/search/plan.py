@@ -74,6 +74,11 @@ def plan(
     seq_len = goal.seq_len
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; leave it out to plan the longest context")
+    if goal.batch_size % target.slices:
+        raise ValueError(
+            f"batch_size={goal.batch_size} is not a multiple of the {target.slices} slices of {target.name}, each of "
+            "which trains whole sequences"
+        )
     ranked = list(candidates(goal))
     if not ranked:
         batch = f"{goal.batch_size} " if goal.batch_size else ""
