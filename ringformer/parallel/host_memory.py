@@ -48,8 +48,13 @@ def rows_at_once(arrays: list[Any], share: float = 1.0) -> int:
 
 def read_rows(arrays: Any, start: Any, rows: int) -> Any:
     """Return rows from `start` on of a tree of arrays, on the device."""
-    of_arrays = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, rows), arrays)
-    return jax.device_put(of_arrays, jax.memory.Space.Device)
+
+    def read(x):
+        of_array = lax.dynamic_slice_in_dim(x, start, rows)
+        # XLA refuses an argument that is told to come to the device from the device.
+        return jax.device_put(of_array, jax.memory.Space.Device) if is_in_host(x) else of_array
+
+    return jax.tree.map(read, arrays)
 
 
 def write_rows(arrays: Any, new: Any, start: Any) -> Any:

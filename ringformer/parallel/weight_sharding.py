@@ -50,7 +50,7 @@ class WeightSharding:
         return P(*dims)
 
     def named(self, mesh: Mesh) -> NamedSharding:
-        """Return the sharding of a global array. Absent GPUs have no memories, so there it names none."""
+        """Return the sharding of a global array. It names no memory of absent devices that have none."""
         return NamedSharding(mesh, self.spec, memory_kind=HOST_MEMORY if self.in_host else None)
 
     @property

@@ -128,7 +128,7 @@ def state_in_host_bytes(state: TrainState, shardings: TrainState) -> int:
 
 def marked_host_memory(tree: Any, shardings: Any) -> Any:
     """Return traced arrays of which those in host memory are of that type. They already are, except in programs for
-    absent GPUs, which have no memories."""
+    absent devices that have no memories."""
 
     def mark(sharding, x):
         in_host = isinstance(sharding, WeightSharding) and sharding.in_host  # not a frozen weight with its adapter

@@ -75,13 +75,11 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
     alive = BATCHES_AHEAD * device_bytes(batch)
     if program == TRAIN_STEP:
         lowered = run.step.lower(state, batch, *frozen)
-        if workload.target.chip.kind == "gpu" and any(in_host):
-            in_host_memory(lowered, in_host, in_host)
+        in_host_memory(lowered, in_host, in_host)
     elif program == EVALUATION:
         lowered = run.eval_step.lower(run.weights(state.params, frozen), batch)
         params_in_host = [w.in_host for w in jax.tree.leaves(run.shardings.params)]
-        if workload.target.chip.kind == "gpu" and any(params_in_host):
-            in_host_memory(lowered, params_in_host, [])
+        in_host_memory(lowered, params_in_host, [])
         alive += device_bytes(on_device._replace(params=None))
     elif program == INIT:
         init = run.lora.make_init(0) if run.lora else make_init(model, run.shardings.params, mesh, seed=0)
@@ -105,8 +103,10 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
 
 
 def in_host_memory(lowered: jax.stages.Lowered, arguments: list[bool], results: list[bool]) -> None:
-    """Tell the compiler which of the first arguments and results of a lowered program are in host memory: the shardings
-    of absent GPUs cannot say it, because these have no memories."""
+    """Tell the compiler which of the first arguments and results of a lowered program are in host memory. Shardings may
+    not say it: absent GPUs have no memories, and of absent TPUs only those of the first host."""
+    if not any((*arguments, *results)):
+        return
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
         main = next(x for x in module.body.operations if x.attributes["sym_name"].value == "main")
