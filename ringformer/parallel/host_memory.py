@@ -23,6 +23,9 @@ HOST_MEMORY = "pinned_host"
 ROW_BYTES = 64 * 2**20
 """Bytes of an array that travel at once. A layer of a large model takes more, and then travels alone."""
 
+MOST_PIECES = 64
+"""Pieces above which an array travels whole, if that is allowed."""
+
 SUBLANES = 8
 """Rows of a tile of a TPU's memory: a matrix is cut between tiles."""
 
@@ -34,15 +37,19 @@ def is_in_host(x: jax.Array) -> bool:
 
 def rows_at_once(arrays: list[Any], share: float = 1.0) -> int:
     """Return how many rows of all these arrays, which have equally many, travel at once: as many as `ROW_BYTES` allow
-    of a share of the arrays, and at least one."""
+    of a share of the arrays, and at least one. They are at most half of the rows, unless only many small pieces are
+    equal parts of them: a TPU's compiler cannot copy a whole array that it wants in another layout on the device."""
     size = len(arrays[0])
     of_row = share * sum(x.nbytes for x in arrays) / size
     matrices = any(x.ndim == 2 for x in arrays)
     unit = SUBLANES if matrices and size % SUBLANES == 0 else 1
     fitting = unit
-    for rows in range(unit, size + 1, unit):
+    for rows in range(unit, size // 2 + 1, unit):
         if size % rows == 0 and rows * of_row <= ROW_BYTES:
             fitting = rows
+    many = size // fitting > MOST_PIECES
+    if many and size * of_row <= ROW_BYTES:
+        return size
     return fitting
 
 

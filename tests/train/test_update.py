@@ -16,8 +16,19 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
-from ringformer.estimate.workloads.programs import in_host_memory
+from ringformer.estimate.choices.candidates import offloading
+from ringformer.estimate.compiler.process import compile_apart
+from ringformer.estimate.workloads.programs import (
+    CHECK,
+    EVALUATION,
+    FIRST_STATE,
+    INIT,
+    TRAIN_STEP,
+    in_host_memory,
+)
 from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.training import Workload
+from ringformer.models.registry import preset_config
 from ringformer.parallel import host_memory
 from ringformer.parallel.gather_weight import Copy
 from ringformer.parallel.host_memory import HOST_MEMORY, copy_to_device, rows_at_once
@@ -107,10 +118,12 @@ def test_a_users_rows_have_the_same_bits():
 def test_as_many_rows_travel_as_fit(monkeypatch):
     stacked = [np.zeros((6, 4, 8), np.float32)] * 4
     matrix = [np.zeros((96, 4), np.float32)] * 2
-    for limit, of_layers, of_matrix in [(0, 1, 8), (512, 2, 32), (1200, 3, 48), (2**20, 6, 96)]:
+    for limit, of_layers, of_matrix in [(0, 1, 8), (512, 2, 32), (1200, 3, 48), (2**20, 3, 48)]:
         monkeypatch.setattr(host_memory, "ROW_BYTES", limit)
         assert (rows_at_once(stacked, 0.5), rows_at_once(matrix, 0.5)) == (of_layers, of_matrix), limit
-    assert rows_at_once([np.zeros((5, 3), np.float32)]) == 5, "no whole tiles"
+    assert rows_at_once([np.zeros((10, 3), np.float32)]) == 5, "no whole tiles"
+    assert rows_at_once([np.zeros((1, 3), np.float32)]) == 1, "a single row"
+    assert rows_at_once([np.zeros((101, 3), np.float32)]) == 101, "a prime number of rows"
 
 
 def test_a_step_reads_weights_from_host_memory(few_rows):
@@ -209,6 +222,21 @@ def check_in_place(target: str, offload: str) -> None:
 @pytest.mark.parametrize("target", ["v5e:2x2", "v5p:2x2x1"])
 def test_tpu_compilers_update_host_memory_in_place(target, offload):
     check_in_place(target, offload)
+
+
+@on_tpu
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [TRAIN_STEP, EVALUATION, INIT, FIRST_STATE, CHECK])
+def test_tpu_compilers_accept_every_program_of_an_offloaded_run(program):
+    """Of a mesh whose first device is not of the first host, and a head whose shards have 125 columns, which TPUs keep
+    transposed."""
+    model = preset_config("llama_7b", num_layers=2)
+    workload = Workload(model, find_target("v5e-256"), "1,1,1,256", 2**17).with_kernel()[0]
+    estimate = compile_apart(offloading(workload, "state"), program)
+    assert estimate.fits
+    if program == TRAIN_STEP:
+        state = 12 * workload.trained_params / 256
+        assert estimate.host_bytes == pytest.approx(state, rel=0.01)
 
 
 @on_cuda
