@@ -63,13 +63,29 @@ def test_the_host_binds_too_and_host_gib_changes_that():
     assert "what binds is the host's memory" in binding_text(small)[0] and "of 10" in binding_text(small)[0]
 
 
+def test_what_a_compiler_needed_more_counts():
+    w = workload("llama_7b", "v5e-256", 2**20)
+    excess = 1.01 * w.target.budget / peak_bytes(w)
+    lines = binding_text(w, excess)
+    assert "what binds is the device's memory" in lines[0] and f"needed {excess:.2f} times" in lines[1]
+    assert "should fit" in lines[3]
+
+
 def test_what_fits_binds_nothing():
     assert binding_text(workload("llama_7b", "v5e-256", 2**20)) == []
 
 
 @pytest.mark.parametrize(
     ("target", "larger"),
-    [("8xH100", "16xH100"), ("1xH100", "2xH100"), ("v5e-16", "v5e-32"), ("v4-1024", "v4-2048"), ("v5e-256", None)],
+    [
+        ("8xH100", "16xH100"),
+        ("1xH100", "2xH100"),
+        ("v5e-16", "v5e-32"),
+        ("v4-1024", "v4-2048"),
+        ("v5e-256", None),
+        ("6xH100", None),
+        ("4xH100", "8xH100"),
+    ],
 )
 def test_twice_as_large(target, larger):
     found = twice_as_large(find_target(target))

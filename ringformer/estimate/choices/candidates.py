@@ -120,11 +120,15 @@ def _candidates_on(mesh: Workload) -> Iterator[Candidate]:
                     yield from _with_larger_offloads(counted(option))
 
 
+AMPLE = 0.6
+"""Share of a device's memory, by the closed form, below which a compiler hardly ever needs more than there is."""
+
+
 def _with_larger_offloads(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield a candidate and, as long as it does not fit, the same with more of its state in host memory."""
+    """Yield a candidate and, as long as it may not fit, the same with more of its state in host memory."""
     yield candidate
     for part in PARTS_IN_HOST:
-        if candidate.peak > candidate.workload.target.budget:
+        if candidate.peak > AMPLE * candidate.workload.target.budget:
             candidate = counted(offloading(candidate.workload, part))
             yield candidate
 

@@ -7,7 +7,7 @@ from ringformer.estimate.choices.candidates import PARTS_IN_HOST, counted, offlo
 from ringformer.estimate.closed_forms.training import memory, peak_bytes, state_bytes
 from ringformer.estimate.workloads.targets import Target, find_target
 from ringformer.estimate.workloads.training import Workload
-from ringformer.hardware import SLICES, GiB
+from ringformer.hardware import GPUS_OF_A_NODE, SLICES, GiB
 from ringformer.parallel.lora import LoraConfig
 
 ADAPTERS = LoraConfig(rank=16, base_dtype="bfloat16")
@@ -20,13 +20,19 @@ AT_ANY_LENGTH = {
 """Parts of `memory` that do not depend on the sequence."""
 
 
-def binding_text(workload: Workload) -> list[str]:
-    """Return lines that name what a workload has too little of, and what would change that; empty if it fits."""
+def binding_text(workload: Workload, excess: float = 1.0) -> list[str]:
+    """Return lines that name what a workload has too little of, and what would change that; empty if it fits.
+
+    Args:
+      excess: factor by which a compiler's bytes exceeded those of the closed form.
+    """
     target = workload.target
     candidate = counted(workload)
     host = candidate.host + state_bytes(workload)
-    if candidate.peak > target.budget:
+    if candidate.peak * excess > target.budget:
         lines = [f"  what binds is the device's memory: {_largest(workload)}"]
+        if excess > 1:
+            lines.append(f"  the compiler needed {excess:.2f} times the closed form, which counts below")
     elif host > target.host_bytes:
         lines = [
             f"  what binds is the host's memory: {host / GiB:.1f} GiB for each device ({candidate.host / GiB:.1f} "
@@ -36,7 +42,7 @@ def binding_text(workload: Workload) -> list[str]:
         return []
     lines.append("  what would change that (closed forms):")
     for words, other in _remedies(workload):
-        lines.append(f"    {words}: {_difference(workload, other)}")
+        lines.append(f"    {words}: {_difference(workload, other, excess)}")
     return lines
 
 
@@ -76,8 +82,10 @@ def _remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
 def twice_as_large(target: Target) -> Target | None:
     """Return the target of the same chips that has twice as many, if there is one."""
     if target.chip.kind == "gpu":
-        larger = find_target(f"{2 * target.num_devices}x{target.generation}")
-        return replace(larger, host_gib=target.host_gib)
+        twice = 2 * target.num_devices
+        if twice > GPUS_OF_A_NODE and twice % GPUS_OF_A_NODE:
+            return None
+        return replace(find_target(f"{twice}x{target.generation}"), host_gib=target.host_gib)
     if target.slices > 1:
         return None
     for size in SLICES[target.generation]:
@@ -87,16 +95,17 @@ def twice_as_large(target: Target) -> Target | None:
     return None
 
 
-def _difference(workload: Workload, other: Workload) -> str:
+def _difference(workload: Workload, other: Workload, excess: float) -> str:
     """Describe what another workload needs, and whether that fits."""
     candidate = counted(other)
-    saved = (peak_bytes(workload) - candidate.peak) / GiB
+    peak = candidate.peak * excess
+    saved = (peak_bytes(workload) * excess - peak) / GiB
     words = [f"{-saved:+.1f} GiB"]
     longer = candidate.time.step - counted(workload).time.step
     if longer > 0 and other.seq_len == workload.seq_len and other.target == workload.target:
         words.append(f"{longer:+,.2f} s a step")
-    if candidate.peak > other.target.budget:
-        left = f"still {(candidate.peak - other.target.budget) / GiB:.1f} GiB too much"
+    if peak > other.target.budget:
+        left = f"still {(peak - other.target.budget) / GiB:.1f} GiB too much"
     elif reason := candidate.impossible:
         left = reason
     else:

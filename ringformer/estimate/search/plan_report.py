@@ -122,7 +122,7 @@ def _why_none(planned: Plan) -> list[str]:
     smallest = min((c for c, _ in planned.refused), key=lambda c: c.peak, default=None)
     if smallest is None:
         return ["  the compiler broke down on every candidate; its errors are above"]
-    why = binding_text(smallest.workload)
+    why = binding_text(smallest.workload, planned.excess)
     if not why:
         return ["  a larger slice or a shorter sequence would be faster"]
     return [f"  the smallest candidate: {smallest}", *why]

@@ -154,6 +154,26 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
     assert all(counted(workload).peak <= GPUS.budget for workload in nearby) and nearby
 
 
+@pytest.mark.slow
+def test_what_the_compiler_refuses_leaves_candidates_with_more_in_host_memory(monkeypatch):
+    """Qwen3-32B at 1M tokens: compiled, one head group takes 1.4 times the closed form, several what it says."""
+    tried = []
+
+    def compile_apart(workload, program):
+        need = counted(workload).peak * (1.4 if workload.model.head_groups == 1 else 1.0)
+        if program == TRAIN_STEP:
+            tried.append(workload)
+        fits = need <= workload.target.budget
+        return replace(estimate_of(workload, fits=fits, peak_bytes=round(need)), program=program)
+
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
+    monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
+    target = find_target("8xH100")
+    found = plan(goal("qwen3_32b", target, 2**20), asked(thorough=False))
+    assert tried[0].model.head_groups == 1 and found.excess == pytest.approx(1.4)
+    assert found.chosen and found.chosen.workload.optimizer.offload == "state"
+
+
 def test_the_longest_doubles_as_long_as_something_is_accepted(monkeypatch):
     """Closed forms may be wrong on the safe side: where their longest fits, the double is tried."""
     closed = 2**12
