@@ -55,6 +55,17 @@ PROFILED = {
 }
 """Train steps whose kernels are timed one by one, as `STEPS`."""
 
+OFFLOADED = {
+    "full": [
+        ("llama3.2_1b", 8192, {"optimizer_offload": "none"}),
+        ("llama3.2_1b", 8192, {"optimizer_offload": "moments"}),
+        ("llama3.2_1b", 8192, {"optimizer_offload": "state"}),
+        ("llama_3b", 16384, {"optimizer_offload": "state"}),
+    ],
+    "small": [("tiny", 256, {"optimizer_offload": "none"}), ("tiny", 256, {"optimizer_offload": "state"})],
+}
+"""Train steps with parts of the state in the host's memory, as `STEPS`."""
+
 WINDOWS = {
     "full": [(4096, 8, 4, 256, 1024), (4096, 8, 8, 128, 2048), (16384, 16, 8, 256, 1024), (16384, 32, 32, 128, 4096)],
     "small": [(256, 4, 2, 32, 48), (8192, 2, 1, 32, 48)],
@@ -64,7 +75,14 @@ devices."""
 MOST_DENSE = 4096
 """Tokens up to which dense attention is computed, for errors instead of TFLOP/s."""
 
-BY_ROW = {"attention": ATTENTION, "windows": WINDOWS, "inference": INFERENCE, "steps": STEPS, "step_kernels": PROFILED}
+BY_ROW = {
+    "attention": ATTENTION,
+    "windows": WINDOWS,
+    "inference": INFERENCE,
+    "steps": STEPS,
+    "step_kernels": PROFILED,
+    "offload": OFFLOADED,
+}
 """Parts that measure one configuration after the other, each in a process of its own."""
 PARTS = (
     "parity",
@@ -76,6 +94,7 @@ PARTS = (
     "inference",
     "steps",
     "step_kernels",
+    "offload",
 )
 ENOUGH_SECONDS = 60
 """Seconds of steps after which four of a configuration are enough."""
@@ -256,26 +275,25 @@ class TrainSteps:
         from ringformer.models.kernel_check import check_kernel
         from ringformer.models.kernel_choice import with_kernel
         from ringformer.parallel.mesh import BATCH, make_mesh
-        from ringformer.parallel.parameters import abstract_model, weight_shardings
         from ringformer.runs.config import OptimizerConfig
-        from ringformer.train.optimizer import make_optimizer
-        from ringformer.train.state import init_state, state_shardings
-        from ringformer.train.step import make_train_step
+        from ringformer.train.program import make_program
+        from ringformer.train.state import init_state
 
-        configured = LlamaConfig(**preset(name) | settings)
+        of_model = dict(settings)
+        optimizer = OptimizerConfig(offload=of_model.pop("optimizer_offload", "none"))
+        configured = LlamaConfig(**preset(name) | of_model)
         self.device = jax.devices()[0]
         self.chip = chip_of(self.device.device_kind)
         mesh = make_mesh("1,1,1,1", [self.device])
         model, line = with_kernel(configured, self.device.platform, self.chip, T, True)
         self.model, self.kernel_line = check_kernel(model, line, configured, mesh, T, packed=True)
-        optimizer = make_optimizer(OptimizerConfig(), 1000, abstract_model(self.model)[2])
-        shardings = state_shardings(weight_shardings(self.model, mesh), optimizer)
-        self.state = init_state(self.model, optimizer, shardings, mesh, seed=0)
+        program = make_program(self.model, mesh, optimizer, steps=1000, seq_len=T)
+        self.state = init_state(self.model, program.optimizer, program.shardings, mesh, seed=0)
         tokens = np.random.default_rng(0).integers(0, self.model.vocab_size, (1, T + 1), np.int32)
         whole, trained = np.arange(T, dtype=np.int32)[None], np.ones((1, T), bool)
         batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, np.ones_like(whole), trained, ends=~trained)
         self.batch = jax.device_put(batch, NamedSharding(mesh, BATCH))
-        self._step = make_train_step(self.model, optimizer, shardings, mesh, clip_norm=1.0)
+        self._step = program.step
 
     def run(self) -> float:
         """Run one step and return its loss."""
@@ -285,9 +303,18 @@ class TrainSteps:
 
 def step(size: str, index: int) -> dict:
     """Seconds, MFU and peak memory of whole train steps of one configuration."""
+    return timed_steps(*STEPS[size][index])
+
+
+def offload(size: str, index: int) -> dict:
+    """The same with a part of the state in the host's memory."""
+    return timed_steps(*OFFLOADED[size][index])
+
+
+def timed_steps(name: str, T: int, settings: dict) -> dict:
+    """Seconds, MFU and peak memory of whole train steps."""
     from ringformer.models.flops import model_flops_per_token
 
-    name, T, settings = STEPS[size][index]
     steps = TrainSteps(name, T, settings)
     seconds: list[float] = []
     while len(seconds) < 6 and not (len(seconds) > 3 and sum(seconds) > ENOUGH_SECONDS):
@@ -401,6 +428,7 @@ def main() -> None:
             "windows": windows,
             "steps": step,
             "step_kernels": step_kernels,
+            "offload": offload,
             "inference": inference,
         }
         print(json.dumps(of_rows[kind](size, int(index)) if kind in of_rows else found[kind](size)))

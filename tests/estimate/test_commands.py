@@ -335,7 +335,7 @@ def test_a_save_that_the_host_cannot_hold(compiled, monkeypatch, capsys):
     monkeypatch.setattr(memory_settings, "compile_apart", compile_apart)
     assert estimate("--require_fit") == 3
     out = capsys.readouterr().out
-    assert "the host needs 300.0 GiB per device for what is offloaded and a save, a usual one has 250.0" in out
+    assert "the host needs 300.0 GiB per device for what is offloaded and a save, and has 250.0" in out
 
 
 def test_a_compiler_that_dies_on_another_program_is_a_failure(compiled, monkeypatch, capsys):

@@ -62,9 +62,7 @@ class Candidate(NamedTuple):
         target = self.workload.target
         host = self.host + state_bytes(self.workload)
         if host > target.host_bytes:
-            return (
-                f"needs {host / GiB:.0f} GiB of host memory per device, a usual host has {target.host_bytes / GiB:.0f}"
-            )
+            return f"needs {host / GiB:.0f} GiB of host memory per device, a host has {target.host_bytes / GiB:.0f}"
         return known_failure(self.workload)
 
     @property

@@ -152,7 +152,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate, documents:
     if e.host_bytes:
         held += f", host {e.host_bytes / GiB:.2f} GiB per device"
     if not e.fits_host:
-        held += f": MORE THAN THE {e.usual_host_bytes / GiB:.0f} GiB OF A USUAL HOST"
+        held += f": MORE THAN THE {e.usual_host_bytes / GiB:.0f} GiB OF A HOST"
     ring = (
         f"  {s.flops:.3g} FLOPs per device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
         f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed ({s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops)"

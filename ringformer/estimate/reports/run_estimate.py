@@ -54,7 +54,7 @@ class RunEstimate:
             host = self.step.save_host_bytes / GiB
             usual = self.step.usual_host_bytes / GiB
             what = "what is offloaded and a save" if self.step.host_bytes else "a save"
-            reasons.append(f"the host needs {host:.1f} GiB per device for {what}, a usual one has {usual:.1f}")
+            reasons.append(f"the host needs {host:.1f} GiB per device for {what}, and has {usual:.1f}")
         return reasons
 
 
@@ -151,7 +151,7 @@ def save_line(step: Estimate) -> str:
     beside = f" beside {step.host_bytes / GiB:.2f} GiB that are offloaded" if step.host_bytes else ""
     return (
         f"save, restore and init_from run no program; a save copies {step.state_bytes / GiB:.2f} GiB per device to "
-        f"the host{beside}; a usual host has {step.usual_host_bytes / GiB:.0f} GiB"
+        f"the host{beside}; a host has {step.usual_host_bytes / GiB:.0f} GiB"
     )
 
 
