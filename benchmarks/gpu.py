@@ -60,9 +60,11 @@ OFFLOADED = {
         ("llama3.2_1b", 8192, {"optimizer_offload": "none"}),
         ("llama3.2_1b", 8192, {"optimizer_offload": "moments"}),
         ("llama3.2_1b", 8192, {"optimizer_offload": "state"}),
+        ("llama3.2_1b", 8192, {"optimizer_offload": "all"}),
         ("llama_3b", 16384, {"optimizer_offload": "state"}),
+        ("llama_3b", 16384, {"optimizer_offload": "all"}),
     ],
-    "small": [("tiny", 256, {"optimizer_offload": "none"}), ("tiny", 256, {"optimizer_offload": "state"})],
+    "small": [("tiny", 256, {"optimizer_offload": "none"}), ("tiny", 256, {"optimizer_offload": "all"})],
 }
 """Train steps with parts of the state in the host's memory, as `STEPS`."""
 

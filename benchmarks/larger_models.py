@@ -36,7 +36,7 @@ class Case(NamedTuple):
     batch_size: int
     seq_len: int
     state: Offload
-    settings: tuple[tuple[str, int | bool], ...] = ()
+    settings: tuple[tuple[str, int | bool | str], ...] = ()
     host_gib: float | None = None
 
     @property
@@ -51,17 +51,21 @@ class Case(NamedTuple):
 
 
 LONG = (("offload", True), ("head_groups", 8))
+KEPT_OUTPUTS = (("offload", True), ("remat", "attention"))
 CASES = (
     Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "none"),
     Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "moments"),
     Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "state"),
+    Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "all"),
     Case("llama3_8b", "v5p-128", "1,64,1,1", 64, 8192, "none"),
     Case("llama3_8b", "v5p-128", "1,64,1,1", 64, 8192, "moments"),
     Case("llama3_8b", "v5p-128", "1,64,1,1", 64, 8192, "state"),
     Case("llama3_8b", "2xv5p-128", "2,64,1,1", 128, 8192, "none"),
     Case("llama3_8b", "1xH100", "1,1,1,1", 1, 2**18, "state", LONG, 1900),
     Case("llama3_8b", "1xH100", "1,1,1,1", 1, 2**19, "state", LONG, 1900),
+    Case("llama3_8b", "1xH100", "1,1,1,1", 1, 2**19, "all", LONG, 1900),
     Case("qwen3_32b", "8xH100", "1,1,1,8", 1, 2**20, "moments", LONG),
+    Case("qwen3_32b", "8xH100", "1,1,1,8", 1, 2**20, "all", KEPT_OUTPUTS, 320),
     Case("llama3_70b", "8xH100", "1,1,1,8", 1, 2**17, "state", LONG),
 )
 

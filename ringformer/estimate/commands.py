@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ringformer.estimate.workloads.command_tools import MODEL_FLAGS, given
+from ringformer.runs.config import Offload
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class EstimateOptions:
     """sequences per step (default of a preset: 1)"""
     accumulate: int | None = None
     """microbatches per step (default of a preset: 1)"""
-    optimizer_offload: Literal["none", "moments", "state"] | None = None
-    """part of the state in the host's memory: moments, state (float32 weights, too) or none (default of a preset)"""
+    optimizer_offload: Offload | None = None
+    """part of the state in the host's memory: moments, state (float32 weights, too), all (gradients, too) or none
+    (default of a preset)"""
     moment_dtype: str | None = None
     """dtype of the optimizer's moments: float32 (default of a preset), bfloat16, or first,second"""
     host_gib: float | None = None

@@ -239,6 +239,17 @@ class DecoderConfig:
         runs = [(period.repeats, *divmod(n, self.remat_group)) for period in self.periods for _, n in period.runs]
         return sum(count * groups for count, groups, _ in runs), sum(count * single for count, _, single in runs)
 
+    @property
+    def one_scan(self) -> bool:
+        """True if one scan runs over all layers, or over all periods of them; False if several do, over parts of
+        them."""
+        if len(self.periods) > 1:
+            return False
+        (period,) = self.periods
+        if period.repeats > 1:
+            return True
+        return len(period.runs) == 1 and self.num_layers % self.remat_group == 0
+
     def offloaded_bytes(self, tokens: int) -> int:
         """Bytes that a device with `tokens` tokens of a microbatch offloads to host memory."""
         if not self.offload:

@@ -12,6 +12,7 @@ from ringformer.models.config_checks import Remat
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.layer_kinds import LayerKind, scan_periods
 from ringformer.models.offloaded_scan import offloaded_scan
+from ringformer.ops.host_stand_in import device_stand_ins
 from ringformer.ops.ring_vjp import SAVED_OUTPUT, SAVED_SOFTMAX
 from ringformer.ops.simulated_devices import after
 from ringformer.ops.tokenwise.blockwise_feedforward import SAVED_HIDDEN
@@ -52,9 +53,12 @@ def scan_layers(
         return _run(partial(layer, kind), c, None if repeated else offload, x, rows, shared)
 
     def scan(of_period: Callable[..., Any], x, rows):
+        def period(x, rows):
+            return of_period(x, device_stand_ins(rows, x))
+
         if offload is None:
-            return lax.scan(of_period, x, rows)
-        return offload(lambda x, rows, _: of_period(x, rows)[0], x, rows, shared), None
+            return lax.scan(period, x, rows)
+        return offload(lambda x, rows, _: period(x, rows)[0], x, rows, shared), None
 
     return scan_periods(c.periods, run, x, layers, scan)
 
@@ -74,11 +78,21 @@ def _run(layer: Callable[..., Any], c: DecoderConfig, offload: Callable[..., Any
 
 
 def _scan(layer: Callable[..., Any], remat: Remat, offload: Callable[..., Any] | None, x, layers, shared):
-    layer = jax.checkpoint(_begun_in_order(layer), policy=REMAT[remat], prevent_cse=False)
+    layer = jax.checkpoint(_begun_in_order(_with_stand_ins(layer)), policy=REMAT[remat], prevent_cse=False)
     layer = _recomputed_in_order(layer)
     if offload is not None:
         return offload(lambda *arguments: layer(*arguments)[0], x, layers, shared), None
     return lax.scan(lambda x, weights: layer(x, weights, shared), x, layers)
+
+
+def _with_stand_ins(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the backward of `layer(x, weights, shared)` send gradients of weights in host memory there. A group of layers
+    does so as one: a compiler cannot put together gradients of its layers in host memory."""
+
+    def with_stand_ins(x, weights, shared):
+        return layer(x, device_stand_ins(weights, x), shared)
+
+    return with_stand_ins
 
 
 def _begun_in_order(layer: Callable[..., Any]) -> Callable[..., Any]:

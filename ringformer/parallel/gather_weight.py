@@ -78,7 +78,7 @@ class Copy:
     w: Float[Array, "..."]
     """The weight on the device, in the compute dtype; it gets no gradient."""
     stand_in: Float32[Array, "..."]
-    """Array of the shape of w that nothing reads. It gets the gradient."""
+    """Array of the shape of w that nothing reads, on the device or in host memory. It gets the gradient."""
 
     def __getitem__(self, index: Any) -> "Copy":
         """Return a part of the copy: models read a parameter as `self.embed[...]` or `self.layers[i]`."""

@@ -5,6 +5,7 @@ while the device computes.
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from ringformer.ops.host_stand_in import is_in_host
 from ringformer.ops.varying_axes import vary_like, varying_axes
 
 HOST_MEMORY = "pinned_host"
@@ -28,11 +30,6 @@ MOST_PIECES = 64
 
 SUBLANES = 8
 """Rows of a tile of a TPU's memory: a matrix is cut between tiles."""
-
-
-def is_in_host(x: jax.Array) -> bool:
-    """Return True for a traced array in host memory."""
-    return jax.typeof(x).memory_space is jax.memory.Space.Host
 
 
 def rows_at_once(arrays: list[Any], share: float = 1.0) -> int:
@@ -90,17 +87,28 @@ def copy_to_device(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     return write_rows(copy, here.astype(dtype), (turns - 1) * rows)
 
 
+def fold_rows(function: Callable[[jax.Array, jax.Array], jax.Array], total: jax.Array, x: jax.Array) -> jax.Array:
+    """Return `total = function(total, rows)` after all rows of an array in host memory, which come to the device in
+    order, while the rows before them are used. The total varies as x does."""
+    rows = rows_at_once([x])
+    turns = len(x) // rows
+
+    def turn(i, carry):
+        total, here = carry
+        arriving = read_rows(x, (i + 1) * rows, rows)
+        return function(total, here), arriving
+
+    begin = vary_like(total, x), read_rows(x, 0, rows)
+    total, here = lax.fori_loop(0, turns - 1, turn, begin)
+    return function(total, here)
+
+
 @lru_cache
 def finite_in_host(sharding: NamedSharding) -> jax.stages.Wrapped:
     """Return the jitted `finite(x) -> bool scalar` for a global array in host memory."""
 
     def finite(x):
-        rows = rows_at_once([x])
-
-        def and_rows(i, finite):
-            return finite & jnp.isfinite(read_rows(x, i * rows, rows)).all()
-
-        of_shard = lax.fori_loop(0, len(x) // rows, and_rows, vary_like(jnp.bool_(True), x))
+        of_shard = fold_rows(lambda finite, rows: finite & jnp.isfinite(rows).all(), jnp.bool_(True), x)
         axes = tuple(sorted(varying_axes(x)))
         if not axes:  # one shard
             return of_shard

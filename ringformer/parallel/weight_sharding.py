@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from ringformer.ops.host_stand_in import device_stand_ins
 from ringformer.ops.tokenwise.layer_weight import LayerWeight
 from ringformer.parallel.gather_weight import Copy, gather_weight, padded_size, stand_in, with_gradient_for
 from ringformer.parallel.host_memory import HOST_MEMORY
@@ -78,9 +79,9 @@ class WeightSharding:
             return self.gather(w, dtype)
         of_shard, gets_gradient = (w.w, w.stand_in) if isinstance(w, Copy) else (w, w)
         gathered = lax.stop_gradient(self.gather(of_shard, dtype)).astype(dtype)
-        gradient = gets_gradient
+        gradient = device_stand_ins(gets_gradient, of_shard)
         if self.zero_dim is not None:
-            gradient = stand_in(gets_gradient, self.zero_axes, self.zero_dim, self.shape[self.zero_dim])
+            gradient = stand_in(gradient, self.zero_axes, self.zero_dim, self.shape[self.zero_dim])
         if self.of_product:
             return LayerWeight(gathered, gradient)
         return with_gradient_for(gathered, gradient)

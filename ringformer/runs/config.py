@@ -52,7 +52,8 @@ class DataConfig(StoreOptions, PackingOptions):
         StoreOptions.__post_init__(self)
 
 
-Offload = Literal["none", "moments", "state"]
+Offload = Literal["none", "moments", "state", "all"]
+"""Parts of a run's state that can lie in the host's memory, each with those before it."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class OptimizerConfig:
     offload: Offload = "none"
     """Part of the state that lies in the host's memory, where it is updated in place: "moments" saves 8 bytes a
     parameter on the devices; "state" has the float32 weights there, too, and a step copies them to the devices in the
-    compute dtype (adapters stay on the devices). The numbers are the same."""
+    compute dtype; "all" has the gradients there, too, which saves 4 bytes more and needs accumulate=1. Adapters and
+    their gradients stay on the devices. The numbers are the same, those of "all" but for the last bits of a norm."""
     skip_spikes: float = 0.0
     """Skip a step whose gradient norm exceeds the median of the last 128 steps' norms by more than this many median
     absolute deviations, e.g. 20; 0: no step is skipped for its norm."""
@@ -102,7 +104,7 @@ class OptimizerConfig:
             each = ", or one of them for each moment, first,second" if self.moments == 2 else f" for {self.name}"
             raise ValueError(f"optimizer.moment_dtype={self.moment_dtype!r} must be float32 or bfloat16{each}")
         if self.offload not in get_args(Offload):
-            raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none, moments or state")
+            raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none, moments, state or all")
         if not self.clip_norm > 0:
             raise ValueError(f"optimizer.clip_norm={self.clip_norm} must be positive")
         for field in ("learning_rate", "final_fraction", "weight_decay", "eps", "skip_spikes"):
@@ -115,6 +117,11 @@ class OptimizerConfig:
                 raise ValueError(f"optimizer.{field}={getattr(self, field)} must be in [0, 1)")
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise ValueError(f"optimizer.warmup_steps={self.warmup_steps} must be at least 0")
+
+    def offloads(self, part: Offload) -> bool:
+        """Return True if host memory has this part, and those before it."""
+        parts = get_args(Offload)
+        return parts.index(self.offload) >= parts.index(part)
 
     @property
     def moments(self) -> int:
@@ -130,6 +137,24 @@ class OptimizerConfig:
     def warmup(self, steps: int) -> int:
         """Return the warm-up's length in a run of `steps` steps."""
         return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
+
+
+def check_offload(optimizer: OptimizerConfig, model: ModelConfig, accumulate: int) -> None:
+    """Raise ValueError if host memory cannot have what `optimizer.offload` says of a run's state."""
+    if optimizer.offloads("all") and (reason := reason_against_gradients_in_host(model, accumulate)):
+        raise ValueError(f"optimizer.offload=all: {reason}. Choose optimizer.offload=state")
+
+
+def reason_against_gradients_in_host(model: ModelConfig, accumulate: int) -> str:
+    """Return why host memory cannot have the gradients of a step; empty if it can."""
+    if accumulate > 1:
+        return f"a step writes each gradient to host memory once, so accumulate={accumulate} must be 1"
+    if not getattr(model, "one_scan", False):
+        return (
+            "gradients come to host memory from one scan over all layers, or over periods of equal layers, and the "
+            "layers of this model, or its groups of remat_group layers, are not one"
+        )
+    return ""
 
 
 PARTS: dict[str, type] = {"data": DataConfig, "optimizer": OptimizerConfig, "lora": LoraConfig}
@@ -222,6 +247,7 @@ class Config:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
         if self.data.position_range:
             check_position_range(self.data.position_range, self.seq_len, self.model)
+        check_offload(self.optimizer, self.model, self.accumulate)
         if self.lora != NO_ADAPTERS:
             self.lora.check()
         if self.lora.rank and not self.init_from:

@@ -139,13 +139,16 @@ def check_devices(config: Config, count: int) -> None:
     check_batch(config.model.layout, config.model.ulysses, mesh, config.seq_len, config.batch_size, config.accumulate)
 
 
-def check_host_memory(model: ModelConfig, tokens: int, of_state: int, devices: Sequence[jax.Device]) -> None:
+def check_host_memory(
+    model: ModelConfig, tokens: int, of_state: int, of_gradients: int, devices: Sequence[jax.Device]
+) -> None:
     """Raise ValueError if this machine cannot keep in host memory what a run offloads: its devices have no such memory,
     it has too little, or XLA's pool for GPUs has too little in this environment.
 
     Args:
       tokens: tokens of a microbatch on each device.
       of_state: bytes of a device's shards of what is offloaded of the state.
+      of_gradients: bytes of a device's shards of the gradients that are in host memory.
       devices: all devices of this machine's process.
     """
     kinds = [memory.kind for memory in devices[0].addressable_memories()]
@@ -155,7 +158,7 @@ def check_host_memory(model: ModelConfig, tokens: int, of_state: int, devices: S
             f"only {', '.join(kinds)}: set optimizer.offload=none"
         )
     activations = model.offloaded_bytes(tokens) if hasattr(model, "offloaded_bytes") else 0
-    offloaded = of_state + activations
+    offloaded = of_state + of_gradients + activations
     held = offloaded + of_state  # a save copies what a step overwrites
     keys = " and ".join(key for key, size in (("optimizer.offload", of_state), ("model.offload", activations)) if size)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

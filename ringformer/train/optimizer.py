@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from ringformer.ops.host_stand_in import is_in_host
 from ringformer.ops.varying_axes import varying_axes
+from ringformer.parallel.host_memory import fold_rows
 from ringformer.parallel.parameters import by_name
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.stochastic_rounding import round_stochastically, rounding_key
@@ -139,11 +141,17 @@ def global_norm(tree: Any) -> jax.Array:
     squares: dict[frozenset[Any], jax.Array] = {}
     for leaf in jax.tree.leaves(tree):
         axes = varying_axes(leaf)
-        squares[axes] = squares.get(axes, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+        squares[axes] = squares.get(axes, 0.0) + _sum_of_squares(leaf)
     sums = []
     for axes, square in squares.items():
         sums.append(lax.psum(square, tuple(sorted(axes))) if axes else square)
     return jnp.sqrt(sum(sums))
+
+
+def _sum_of_squares(x: jax.Array) -> jax.Array:
+    if is_in_host(x):
+        return fold_rows(lambda total, rows: total + jnp.sum(jnp.square(rows)), jnp.float32(0), x)
+    return jnp.sum(jnp.square(x.astype(jnp.float32)))
 
 
 def clip_scale(norm: jax.Array, limit: float) -> jax.Array:

@@ -24,6 +24,7 @@ from ringformer.models.interface import ModelConfig
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import check_mesh, family_with
+from ringformer.parallel.host_memory import device_bytes
 from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, check_same_on_all, run_identity, stores_identity
@@ -126,7 +127,8 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     )
     tokens = config.seq_len * config.batch_size // config.accumulate // place.mesh.size
     of_state = state_in_host_bytes(program.state, program.shardings)
-    check_host_memory(model, tokens, of_state, place.mesh.local_devices)
+    of_gradients = device_bytes(program.gradients_in_host)
+    check_host_memory(model, tokens, of_state, of_gradients, place.mesh.local_devices)
     load = partial(
         Loader,
         batch_size=config.batch_size,

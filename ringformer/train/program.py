@@ -40,6 +40,8 @@ class Program(NamedTuple):
     """Sharding of a batch's arrays [B, T]."""
     lora: Lora | None = None
     """Adapters that the state has instead of weights; None: all weights train."""
+    gradients_in_host: Sequence[jax.ShapeDtypeStruct] = ()
+    """Shapes, dtypes and shardings of the gradients that a step has in host memory."""
 
     @property
     def frozen(self) -> list[dict[str, Any]]:
@@ -92,16 +94,20 @@ def make_program(
         weights = adapters.weights
     transformation = make_optimizer(optimizer, steps, letters)
     moments = trained
-    if optimizer.offload != "none":
+    if optimizer.offloads("moments"):
         moments = jax.tree.map(lambda w, of: replace(w, in_host=is_matrix(of)), trained, letters)
-    if optimizer.offload == "state" and not adapters:  # adapters are small
+    if optimizer.offloads("state") and not adapters:  # adapters are small
         trained = weights = moments
     shardings = state_shardings(trained, transformation, moments)
 
     options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
-    options |= {"accumulate": accumulate, "lora": adapters}
+    options |= {"accumulate": accumulate, "lora": adapters, "gradients_in_host": optimizer.offloads("all")}
     step_on = lru_cache(lambda rings: make_train_step(model, transformation, shardings, mesh, rings=rings, **options))
     eval_step = make_eval_step(model, weights, mesh, seq_len=seq_len, accumulate=accumulate)
     state = abstract_state(shardings, transformation, mesh)
     batch = NamedSharding(mesh, BATCH)
-    return Program(model, mesh, transformation, shardings, step_on, eval_step, state, batch, adapters)
+    gradients = []
+    if optimizer.offloads("all"):
+        leaves = zip(jax.tree.leaves(state.params), jax.tree.leaves(trained), strict=True)
+        gradients = [x for x, w in leaves if w.in_host]
+    return Program(model, mesh, transformation, shardings, step_on, eval_step, state, batch, adapters, gradients)

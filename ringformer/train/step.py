@@ -1,7 +1,6 @@
 """Train step as seen by one device, inside the program's only `shard_map`."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,10 +13,11 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from ringformer.models.interface import Axes, ModelConfig
+from ringformer.ops.host_stand_in import is_in_host
 from ringformer.ops.varying_axes import vary, vary_like
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.gather_weight import Copy
-from ringformer.parallel.host_memory import copy_to_device, is_in_host
+from ringformer.parallel.host_memory import copy_to_device
 from ringformer.parallel.lora import Adapted, Lora, combine
 from ringformer.parallel.mesh import AXIS_NAMES, BATCH
 from ringformer.parallel.parameters import abstract_model, named, specs
@@ -37,6 +37,7 @@ def make_train_step(
     skip_spikes: bool = False,
     rings: int = 1,
     lora: Lora | None = None,
+    gradients_in_host: bool = False,
 ) -> jax.stages.Wrapped:
     """Return the jitted `step(state, batch) -> (state, metrics)` for global [B, T] arrays; the state is donated.
 
@@ -50,21 +51,23 @@ def make_train_step(
     A step whose loss or gradient norm is not finite is skipped: on every device, parameters, moments and the
     optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes`, the step takes a third
     argument, a float32 scalar, and is also skipped if its norm is larger than that. With `lora`, the parameters of the
-    state are the adapters, and the frozen weights are an argument of their own, after the batch.
+    state are the adapters, and the frozen weights are an argument of their own, after the batch. `gradients_in_host` is
+    as for `make_gradients`.
     """
+    options: dict[str, Any] = {"accumulate": accumulate, "rings": rings, "lora": lora}
+    gradients = make_gradients(config, shardings.params, mesh, gradients_in_host=gradients_in_host, **options)
 
     def step(state, batch, *others):
         state = marked_host_memory(state, shardings)
         frozen = others[: lora is not None]
         largest_norm = others[lora is not None :]
-        gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate, rings=rings, lora=lora)
-        loss, grads, norm, tokens, masked = gradients(state.params, batch, *frozen)
+        loss, sums, norm, tokens, masked = gradients(state.params, batch, *frozen)
         with jax.named_scope("optimizer"):
             sound = jnp.isfinite(loss) & jnp.isfinite(norm)
             for limit in largest_norm:
                 sound &= norm <= limit
-            scale = clip_scale(norm, clip_norm)
-            params, opt_state = apply_update(optimizer, state.params, state.opt_state, grads, scale, sound)
+            scale = clip_scale(norm, clip_norm) / jnp.maximum(tokens, 1)
+            params, opt_state = apply_update(optimizer, state.params, state.opt_state, sums, scale, sound)
         metrics = {"loss": loss, "grad_norm": norm, "tokens": tokens, "masked": masked, "skipped": 1 - sound}
         return TrainState(state.step + 1, params, opt_state), metrics
 
@@ -75,10 +78,10 @@ def make_train_step(
     if skip_spikes:
         in_specs.append(P())
     sharded = jax.shard_map(step, mesh=mesh, in_specs=tuple(in_specs), out_specs=(state_specs, P()))
-    options: dict[str, Any] = {"compiler_options": compiler_options(mesh, training=True)}
+    placed: dict[str, Any] = {}
     if has_host_memory(shardings):  # a result is on the device unless its sharding says otherwise
-        options["out_shardings"] = named(shardings, mesh), None
-    return jax.jit(sharded, donate_argnums=0, **options)
+        placed["out_shardings"] = named(shardings, mesh), None
+    return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh, training=True), **placed)
 
 
 def make_gradients(
@@ -89,16 +92,22 @@ def make_gradients(
     accumulate: int,
     rings: int = 1,
     lora: Lora | None = None,
+    gradients_in_host: bool = False,
 ) -> Callable[..., Any]:
-    """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`;
-    with `lora`, `gradients(params, batch, frozen)`."""
+    """Return the per-device `gradients(params, batch) -> (loss, sums, norm, tokens, masked)` of `make_train_step`; with
+    `lora`, `gradients(params, batch, frozen)`. The sums are the gradients times the number of trained tokens.
+
+    With `gradients_in_host`, gradients of parameters that are in host memory are, too: the backward of a layer sends
+    its own there. The step then has one microbatch, because gradients are only written there.
+    """
     if lora:
         weights = lora.weights
     definition, axes, gather = _per_device(config, weights, mesh, rings)
 
     def gradients(params, batch, *frozen):
         copies = vary(device_copies(params, config.compute_dtype), AXIS_NAMES)
-        params = jax.tree.map(lambda x: _without_values(x) if is_in_host(x) else x, params)
+        if not gradients_in_host:
+            params = jax.tree.map(lambda x: _without_values(x) if is_in_host(x) else x, params)
 
         def loss_sum(params, batch):
             params = jax.tree.map(lambda x, copy: x if copy is None else Copy(copy, x), params, copies)
@@ -106,22 +115,36 @@ def make_gradients(
                 params = combine(vary(base, AXIS_NAMES), params, Adapted)
             return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
 
-        # The transpose of `vary` sums a gradient over the axes along which its parameter is replicated: dp and others.
-        params, sum_over_replicas = jax.vjp(partial(vary, axes=AXIS_NAMES), params)
-
-        def add_microbatch(total, microbatch):
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_sum)(params, microbatch)), None
-
-        zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(jax.value_and_grad(loss_sum), params, batch))
-        (loss, grads), _ = lax.scan(add_microbatch, vary(zero, AXIS_NAMES), _microbatches(batch, accumulate))
+        params, sum_over_replicas = jax.vjp(_varied, params)
+        loss, of_device = _over_microbatches(jax.value_and_grad(loss_sum), params, batch, accumulate)
+        (sums,) = sum_over_replicas(of_device)
 
         tokens, masked = (lax.psum(x.sum(), AXIS_NAMES) for x in (batch.mask, ~batch.mask & ~batch.ends))
-        loss, grads = jax.tree.map(lambda x: x / jnp.maximum(tokens, 1), (loss, sum_over_replicas(grads)[0]))
+        trained = jnp.maximum(tokens, 1)
         with jax.named_scope("optimizer"):
-            norm = global_norm(grads)
-        return lax.psum(loss, AXIS_NAMES), grads, norm, tokens, masked
+            norm = global_norm(sums) / trained
+        return lax.psum(loss, AXIS_NAMES) / trained, sums, norm, tokens, masked
 
     return gradients
+
+
+def _varied(params: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters that vary over all axes. The transpose sums a gradient over the axes along which its parameter
+    is replicated: dp and others. What is in host memory stays as it is (`device_stand_ins`)."""
+    return jax.tree.map(lambda x: x if is_in_host(x) else vary(x, AXIS_NAMES), params)
+
+
+def _over_microbatches(function: Callable[..., Any], params: Any, batch: Any, accumulate: int) -> Any:
+    """Return the sum of `function(params, microbatch)` over the microbatches of a device's batch."""
+    if accumulate == 1:
+        return function(params, batch)
+
+    def add_microbatch(total, microbatch):
+        return jax.tree.map(jnp.add, total, function(params, microbatch)), None
+
+    zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, params, batch))
+    total, _ = lax.scan(add_microbatch, vary(zero, AXIS_NAMES), _microbatches(batch, accumulate))
+    return total
 
 
 def device_copies(params: dict[str, Any], dtype: DTypeLike) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ringformer.parallel.host_memory import is_in_host, read_rows, rows_at_once, write_rows
+from ringformer.ops.host_stand_in import is_in_host
+from ringformer.parallel.host_memory import read_rows, rows_at_once, write_rows
 from ringformer.parallel.parameters import by_name
 
 
@@ -54,6 +55,7 @@ def apply_update(
     Args:
       optimizer: elementwise, and the same function of parameters in a flat dict of names (`by_name`).
       params, opt_state: arrays in host memory are updated there.
+      grads: gradients, or multiples of them that `scale` undoes, on the device or in host memory.
     """
     update = partial(_update, optimizer, scale, sound)
     whole = Portion(by_name(params), _with_named_moments(opt_state), by_name(grads))
@@ -119,28 +121,32 @@ def _update_in_host(update: Callable[[Portion], Updated], portion: Portion, firs
     rows = rows_at_once(stored, share=0.5)
     turns = len(stored[0]) // rows
 
-    def update_rows(i, staying: list[jax.Array], here: list[jax.Array]) -> _Arrays:
+    arriving_grads = {name: x for name, x in portion.grads.items() if is_in_host(x)}
+    other_grads = {name: x for name, x in portion.grads.items() if not is_in_host(x)}
+
+    def update_rows(i, staying: list[jax.Array], here: list[jax.Array], grads_here: dict[str, jax.Array]) -> _Arrays:
         """Return the new rows i of what travels, all of what stays with these rows updated, and the new counts."""
         now = tree(_Arrays(here, read_rows(staying, i * rows, rows), counts))
-        new = update(Portion(now.params, now.opt_state, read_rows(portion.grads, i * rows, rows)))
+        grads = grads_here | read_rows(other_grads, i * rows, rows)
+        new = update(Portion(now.params, now.opt_state, grads))
         arrays = sorted_out(jax.tree.leaves(new))
         return arrays._replace(staying=write_rows(staying, arrays.staying, i * rows))
 
     half = (len(stored) + 1) // 2
 
     def turn(i, carry):
-        staying, first, second, here = carry
-        new, staying, _ = update_rows(i, staying, here)
+        staying, first, second, here, grads_here = carry
+        new, staying, _ = update_rows(i, staying, here, grads_here)
         following = (i + 1) * rows
-        arriving = read_rows(second, following, rows)
+        arriving, grads_here = read_rows((second, arriving_grads), following, rows)
         first = write_rows(first, new[:half], i * rows)
         arriving, first, leaving = lax.optimization_barrier((arriving, first, new[half:]))
         second = write_rows(second, leaving, i * rows)
-        return staying, first, second, [*read_rows(first, following, rows), *arriving]
+        return staying, first, second, [*read_rows(first, following, rows), *arriving], grads_here
 
-    begin = staying, stored[:half], stored[half:], read_rows(stored, first_row, rows)
-    staying, first, second, here = lax.fori_loop(0, turns - 1, turn, begin)
-    new, staying, counts_after = update_rows(turns - 1, staying, here)
+    begin = staying, stored[:half], stored[half:], *read_rows((stored, arriving_grads), first_row, rows)
+    staying, first, second, here, grads_here = lax.fori_loop(0, turns - 1, turn, begin)
+    new, staying, counts_after = update_rows(turns - 1, staying, here, grads_here)
     stored = write_rows([*first, *second], new, (turns - 1) * rows)
     return tree(_Arrays(stored, staying, counts_after))
 

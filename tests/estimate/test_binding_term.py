@@ -26,6 +26,7 @@ def test_a_model_whose_state_fills_the_devices_says_so_at_any_length():
     assert [line.split(": ")[0].strip() for line in lines[2:]] == [
         "optimizer.offload=moments",
         "optimizer.offload=state",
+        "optimizer.offload=all",
         "adapters (lora.rank=16, bfloat16 base)",
         "16xH100",
     ]
@@ -43,7 +44,7 @@ def test_the_numbers_are_those_of_the_workloads_that_are_proposed(seq_len):
     assert longer == pytest.approx(saved / w.target.chip.host_bandwidth, rel=1e-6)
     assert f"optimizer.offload=moments: {-saved / GiB:+.1f} GiB, {longer:+,.2f} s a step" in lines[2]
     adapters = peak_bytes(replace(w, lora=ADAPTERS)) - peak_bytes(w)
-    assert f"{adapters / GiB:+.1f} GiB" in lines[4]
+    assert f"{adapters / GiB:+.1f} GiB" in lines[5]
     half = peak_bytes(replace(w, seq_len=seq_len // 2))
     assert f"{seq_len // 2:,} tokens: {(half - peak_bytes(w)) / GiB:+.1f} GiB" in lines[-1]
     assert ("should fit" in lines[-1]) == (half <= w.target.budget)

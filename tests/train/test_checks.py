@@ -71,10 +71,10 @@ def device(platform: str, *memories: str) -> SimpleNamespace:
 GPU = device("gpu", "device", "pinned_host")
 
 
-def check_offload(offload: bool, of_state: int = 0, devices=(GPU,)) -> None:
+def check_offload(offload: bool, of_state: int = 0, of_gradients: int = 0, devices=(GPU,)) -> None:
     """13B with 262,144 tokens of a microbatch on each GPU: the inputs of 40 layers, 5,120 in bf16, are 100 GiB."""
     model = LlamaConfig(**preset("llama_13b") | {"offload": offload})
-    check_host_memory(model, 2**18, of_state, devices)
+    check_host_memory(model, 2**18, of_state, of_gradients, devices)
 
 
 @pytest.fixture
@@ -98,6 +98,8 @@ def test_what_is_offloaded_must_have_its_pool(monkeypatch, large_machine):
     check_offload(True)
     with pytest.raises(ValueError, match=rf"optimizer.offload and model.offload .* 110.0 GiB .* {HOST_POOL}=112"):
         check_offload(True, of_state=10 * GiB)
+    with pytest.raises(ValueError, match=rf"would keep 114.0 GiB of each GPU .* {HOST_POOL}=116"):
+        check_offload(True, of_state=10 * GiB, of_gradients=4 * GiB)
 
 
 def test_a_machine_must_hold_what_its_devices_offload(large_machine):
@@ -117,7 +119,7 @@ def test_a_backend_without_host_memory_is_refused():
 
 def test_a_model_that_offloads_nothing_is_asked_for_nothing():
     """Any family that says no `offloaded_bytes`."""
-    check_host_memory(object(), 1, 0, [GPU])
+    check_host_memory(object(), 1, 0, 0, [GPU])
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -162,8 +162,10 @@ def test_a_run_goes_on_and_tells(config, capfd, monkeypatch):
 
 
 @pytest.mark.slow
-def test_debug_nans_names_the_operation(config, monkeypatch):
+@pytest.mark.parametrize("offload", ["none", "all"])
+def test_debug_nans_names_the_operation(config, offload, monkeypatch):
     monkeypatch.setattr(Decoder, "loss", poisoned_loss)
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, offload=offload))
     run = prepare(config)
     run = run._replace(config=dataclasses.replace(config, debug_nans=True))
     with pytest.raises(FloatingPointError) as caught:

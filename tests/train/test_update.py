@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
 from ringformer.estimate.choices.candidates import offloading
+from ringformer.estimate.closed_forms.training import offloaded_gradients
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.workloads.programs import (
     CHECK,
@@ -28,12 +30,14 @@ from ringformer.estimate.workloads.programs import (
 )
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import Workload
+from ringformer.models.families.smollm3 import SmolLM3Config
 from ringformer.models.registry import preset_config
 from ringformer.parallel import host_memory
 from ringformer.parallel.gather_weight import Copy
 from ringformer.parallel.host_memory import HOST_MEMORY, copy_to_device, rows_at_once
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.weight_sharding import WeightSharding
+from ringformer.runs.config import OptimizerConfig, check_offload
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import abstract_state, check_state_finite, make_init, state_shardings
 from tests.helpers import relative_error, unpadded
@@ -48,7 +52,7 @@ def few_rows(monkeypatch):
     monkeypatch.setattr(host_memory, "ROW_BYTES", 512)
 
 
-@pytest.mark.parametrize("offload", ["moments", "state"])
+@pytest.mark.parametrize("offload", ["moments", "state", "all"])
 def test_rows_in_host_memory_are_updated_as_on_the_device(few_rows, offload):
     """To the last bits: the suite's programs are not optimised, and may round sums of a product at another place."""
     expected, found = toy_states("none"), toy_states(offload)
@@ -141,12 +145,52 @@ def test_a_step_reads_weights_from_host_memory(few_rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("offload", ["moments", "state"])
-@pytest.mark.parametrize("mesh_dim", ["1,1,1,8", "1,2,2,2"])
+@pytest.mark.parametrize("offload", ["moments", "state", "all"])
+@pytest.mark.parametrize("mesh_dim", ["1,1,1,8", "1,2,2,2", "2,2,1,2"])
 def test_a_run_has_the_same_bits(mesh_dim, offload, rank):
     found = in_own_process("run", mesh_dim, offload, str(rank))
     assert found.pop("in host memory") > 0
     assert found == {"state": 0, "losses": 0, "fell": 1}
+
+
+GROUPED = replace(CONFIG, num_layers=6, remat_group=2)
+PERIODS = SmolLM3Config(**vars(CONFIG) | {"num_layers": 6, "layer_types": "FN", "remat": "attention"})
+
+
+@pytest.mark.parametrize(
+    ("mesh_dim", "config"),
+    [
+        ("2,2,1,2", replace(CONFIG, offload=True)),
+        pytest.param("1,1,1,1", CONFIG, marks=pytest.mark.slow),
+        pytest.param("1,2,1,2", GROUPED, marks=pytest.mark.slow),
+        pytest.param("1,1,2,2", replace(GROUPED, offload=True), marks=pytest.mark.slow),
+        pytest.param("2,1,1,4", PERIODS, marks=pytest.mark.slow),
+        pytest.param("1,2,1,2", replace(PERIODS, offload=True), marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_in_host_memory_are_those_of_the_device(few_rows, mesh_dim, config):
+    """Summed over copies of the model, of layers alone, in groups and in periods. The norm is clipped."""
+    _, expected, losses = trained(mesh_dim, "none", steps=4, config=config)
+    program, found, same = trained(mesh_dim, "all", steps=4, config=config)
+    assert len(program.gradients_in_host) == len(jax.tree.leaves(expected.params)) - 3, "all but three vectors"
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, found.params, expected.params))) < 1e-6
+    np.testing.assert_allclose(same, losses, rtol=1e-6)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "accumulate", "reason"),
+    [
+        (CONFIG, 2, "so accumulate=2 must be 1"),
+        (replace(GROUPED, num_layers=5), 1, "its groups of remat_group layers, are not one"),
+        (replace(PERIODS, num_layers=5), 1, "the layers of this model"),
+        (SimpleNamespace(), 1, "one scan over all layers"),
+    ],
+)
+def test_gradients_that_cannot_be_in_host_memory_are_refused(config, accumulate, reason):
+    with pytest.raises(ValueError, match=f"optimizer.offload=all: .*{reason}.* Choose optimizer.offload=state"):
+        check_offload(OptimizerConfig(offload="all"), config, accumulate)
+    check_offload(OptimizerConfig(offload="state"), config, accumulate)
 
 
 @pytest.mark.slow
@@ -159,7 +203,7 @@ def test_a_run_resumes_on_another_mesh_and_without_host_memory(few_rows, tmp_pat
     state, _ = program.step(state, *batch_on(program))  # donates what is being written
     saving.close()
     after = []
-    for offload in ("none", "moments", "state"):
+    for offload in ("none", "moments", "state", "all"):
         other, _, _ = trained("1,2,2,2", offload, steps=0)
         restoring = Checkpoints(tmp_path, other.state, other.shardings, Keep())
         restored = restoring.restore(3)
@@ -237,6 +281,31 @@ def test_tpu_compilers_accept_every_program_of_an_offloaded_run(program):
     if program == TRAIN_STEP:
         state = 12 * workload.trained_params / 256
         assert estimate.host_bytes == pytest.approx(state, rel=0.01)
+
+
+def check_gradients(target: str, **settings) -> None:
+    """A compiled step has the gradients in host memory, and not on the device, where a step without them has them."""
+    model = preset_config("llama3_8b", num_layers=8, **settings)
+    mesh_dim = f"1,{find_target(target).num_devices},1,1"
+    workload = Workload(model, find_target(target), mesh_dim, 2**13, find_target(target).num_devices).with_kernel()[0]
+    without, found = (compile_apart(offloading(workload, part)) for part in ("state", "all"))
+    gradients = offloaded_gradients(offloading(workload, "all"))
+    assert found.host_bytes - without.host_bytes == pytest.approx(gradients, rel=0.01)
+    assert without.peak_bytes - found.peak_bytes > 0.5 * gradients
+
+
+@on_cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"remat_group": 2}, {"offload": True}], ids=str)
+def test_the_gpu_compiler_sends_gradients_to_the_host(settings):
+    check_gradients("1xH100", **settings)
+
+
+@on_tpu
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"remat_group": 2}, {"offload": True}], ids=str)
+def test_a_tpu_compiler_sends_gradients_to_the_host(settings):
+    check_gradients("v5p:2x2x1", **settings)
 
 
 @on_cuda

@@ -27,14 +27,10 @@ from ringformer.models.config_checks import OFFLOADABLE, Remat
 from ringformer.ops.layouts import VISIBLE, WINDOWED, Layout
 from ringformer.ops.ring import RingForm
 from ringformer.ops.work_list import default_chunk
-from ringformer.runs.config import Offload
+from ringformer.runs.config import Offload, reason_against_gradients_in_host
 
 KEPT: list[tuple[Remat, bool]] = [*product(OFFLOADABLE, (False, True)), ("feedforward", False)]
 """Kinds of rematerialisation, each with whether host memory has what is kept."""
-
-
-PARTS_IN_HOST: tuple[Offload, ...] = ("moments", "state")
-"""Parts of the state that host memory can have, the larger one last."""
 
 
 class Candidate(NamedTuple):
@@ -125,10 +121,16 @@ AMPLE = 0.6
 def _with_larger_offloads(candidate: Candidate) -> Iterator[Candidate]:
     """Yield a candidate and, as long as it may not fit, the same with more of its state in host memory."""
     yield candidate
-    for part in PARTS_IN_HOST:
+    for part in parts_in_host(candidate.workload):
         if candidate.peak > AMPLE * candidate.workload.target.budget:
             candidate = counted(offloading(candidate.workload, part))
             yield candidate
+
+
+def parts_in_host(workload: Workload) -> tuple[Offload, ...]:
+    """Return the parts of a workload's state that host memory can have, each with those before it."""
+    parts = get_args(Offload)[1:]
+    return parts[:-1] if reason_against_gradients_in_host(workload.model, workload.accumulate) else parts
 
 
 def offloading(workload: Workload, part: Offload) -> Workload:

@@ -16,6 +16,7 @@ from ringformer.estimate.closed_forms.training import (
     held_key_heads,
     hop_bytes,
     itemsize,
+    offloaded_gradients,
     offloaded_state,
     ring_hops,
     window_seconds,
@@ -168,8 +169,9 @@ def _host(workload: Workload, computation: float) -> float:
 
 
 def _state(workload: Workload) -> float:
-    """The state's arrays leave while others arrive; before that, float32 weights arrive to be copied."""
-    moved = offloaded_state(workload)
+    """The state's arrays leave while others arrive; before that, float32 weights arrive to be copied. Gradients, which
+    leave under the backward, arrive twice: for their norm and for the update."""
+    moved = offloaded_state(workload) + 2 * offloaded_gradients(workload)
     if workload.weights_in_host:
         moved += 4 * workload.trained_params / workload.state_shards
     return moved / workload.target.chip.host_bandwidth

@@ -37,9 +37,9 @@ SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes per byte of a chunk pair's logits, (forward, backward), if the logits spill. They were read from compiled
 programs: v5e for TPU, A100 for GPU. (The range on A100 is 5.2 to 8.0 forward, 9.7 to 12.2 backward.)"""
 
-ATTENTION_BYTES = {"tpu": (8, 28), "gpu": (24, 24)}
-"""Bytes of attention's backward pass by kind of chip: for each element of [T, D] and, with a ring, for each element of
-its keys, which are computed, sent and received at once with their float32 gradients."""
+ATTENTION_BYTES = {"tpu": (8, 28), "gpu": (24, 24), "cudnn": (32, 24)}
+"""Bytes of attention's backward pass by kind of chip, or kernel: for each element of the queries [T, H d] and, with a
+ring, for each element of its keys, which are computed, sent and received at once with their float32 gradients."""
 
 ELEMENTWISE_BYTES = {"D": 220, "F": 60, "V": 16}
 """HBM bytes that a train step on a GPU moves outside of products and chunk pairs: of each token, for each of the D and
@@ -288,18 +288,24 @@ def smallest_local_length(model: DecoderConfig, chip: Chip, *, causal: bool = Tr
 
 
 def host_bytes(workload: Workload) -> float:
-    """Bytes of offloaded activations and state in host memory, per device."""
-    return workload.model.offloaded_bytes(workload.local_tokens) + offloaded_state(workload)
+    """Bytes of offloaded activations, state and gradients in host memory, per device."""
+    activations = workload.model.offloaded_bytes(workload.local_tokens)
+    return activations + offloaded_state(workload) + offloaded_gradients(workload)
 
 
 def offloaded_state(workload: Workload) -> float:
     """Bytes of a device's shards of the state that are in host memory."""
     of_parameter = 0
-    if workload.optimizer.offload != "none":
+    if workload.optimizer.offloads("moments"):
         of_parameter += moment_bytes(workload)
     if workload.weights_in_host:
         of_parameter += 4
     return of_parameter * workload.trained_params / workload.state_shards
+
+
+def offloaded_gradients(workload: Workload) -> float:
+    """Bytes of a device's shards of the gradients that are in host memory."""
+    return 4 * workload.gradients_in_host * workload.trained_params / workload.state_shards
 
 
 def moment_bytes(workload: Workload) -> int:
@@ -317,7 +323,7 @@ def memory(workload: Workload) -> dict[str, float]:
 
     Kept inputs and state are exact. The arrays alive at the peak of a layer's backward pass were fitted to compiled
     programs (results/max_context.json): 7 of [T, D] in the compute dtype, and `ATTENTION_BYTES` for each element of
-    [T, D], divided by the number of head groups. Those are float32 in every compute dtype.
+    the queries [T, H d], divided by the number of head groups. Those are float32 in every compute dtype.
     """
     model = workload.model
     target = workload.target
@@ -331,14 +337,15 @@ def memory(workload: Workload) -> dict[str, float]:
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
     of_input, of_attention = model.kept_bytes(local)
     groups, single = model.remat_groups
-    here = 0
-    if not model.offload:
-        here = groups * of_input + single * (of_input + of_attention)
+    here = groups * of_input + single * (of_input + of_attention)
+    if model.offload:
+        here = model.fetch_ahead * (of_input + of_attention)
     if groups:
         here += model.remat_group * (of_input + of_attention)
-    of_queries, of_keys = ATTENTION_BYTES[target.chip.kind]
+    of_queries, of_keys = ATTENTION_BYTES["cudnn" if model.kernel == "cudnn" else target.chip.kind]
     keys = of_keys * model.num_kv_heads / model.num_heads if workload.mesh_shape[3] > 1 else 0
-    working = 7 * stream + (of_queries + keys) * local * D / model.head_groups
+    queries = local * model.num_heads * model.head_dim
+    working = 7 * stream + (of_queries + keys) * queries / model.head_groups
     chunks = (model.q_chunk or 0) * (model.k_chunk or 0)
     usual = default_chunk(local) ** 2
     if chunks:  # float32 p, its gradient and the logits: the difference from the fitted chunks
@@ -358,7 +365,7 @@ def memory(workload: Workload) -> dict[str, float]:
     if workload.weights_in_host:
         # Copies in the compute dtype; nothing of the update is as large as the parameters.
         parameters += (itemsize(model) - 4) * workload.trained_params
-    of_state = parameters / workload.state_shards - offloaded_state(workload)
+    of_state = parameters / workload.state_shards - offloaded_state(workload) - offloaded_gradients(workload)
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
@@ -374,7 +381,7 @@ ADVICE = {
     "working set of a layer": "--head_groups, or more devices on sp",
     "gathered keys": "--ring=one_way, or more heads exchanged (--ulysses)",
     "weights of a layer, their gradients, embedding gradient": "tp",
-    "parameters, optimizer and gradients": "--optimizer_offload=moments, adapters, or more devices on fsdp or sp",
+    "parameters, optimizer and gradients": "--optimizer_offload, adapters, or more devices on fsdp or sp",
 }
 """Settings that reduce each part of `memory`."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ringformer.estimate.choices.candidates import PARTS_IN_HOST, counted, offloading
+from ringformer.estimate.choices.candidates import counted, offloading, parts_in_host
 from ringformer.estimate.closed_forms.training import memory, peak_bytes, state_bytes
 from ringformer.estimate.workloads.targets import Target, find_target
 from ringformer.estimate.workloads.training import Workload
@@ -65,7 +65,7 @@ def at_any_length(workload: Workload) -> float:
 
 def _remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
     """Yield what would reduce the memory, in words and as a workload."""
-    for part in PARTS_IN_HOST:
+    for part in parts_in_host(workload):
         other = offloading(workload, part)
         if peak_bytes(other) < peak_bytes(workload):
             yield f"optimizer.offload={part}", other

@@ -21,7 +21,7 @@ from ringformer.ops.layouts import PARTS
 from ringformer.parallel.device_order import check_slices
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
-from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig, check_offload
 
 ADAMW = OptimizerConfig()
 
@@ -95,7 +95,12 @@ class Workload:
     @property
     def weights_in_host(self) -> bool:
         """True if the float32 weights are in host memory; adapters stay on the devices."""
-        return self.optimizer.offload == "state" and not self.lora.rank
+        return self.optimizer.offloads("state") and not self.lora.rank
+
+    @property
+    def gradients_in_host(self) -> bool:
+        """True if the gradients are in host memory; those of adapters stay on the devices."""
+        return self.optimizer.offloads("all") and not self.lora.rank
 
     @property
     def frozen_bytes(self) -> int:
@@ -178,6 +183,7 @@ class Workload:
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_slices(self.mesh_shape[0], self.target.slices)
+        check_offload(self.optimizer, self.model, self.accumulate)
         check_batch(self.model.layout, self.model.ulysses, mesh, self.seq_len, self.batch_size, self.accumulate)
         if self.has_closed_forms and self.model.ring == "gathered":
             check_gathered_keys(self.model, mesh, self.seq_len, self.batch_size // self.accumulate, self.target.chip)
