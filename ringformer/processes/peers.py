@@ -12,9 +12,10 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ringformer.processes.rendezvous import Membership
 from ringformer.processes.stopping import LOST, StopReason
 from ringformer.processes.watchdog import INTERVAL, Watchdog
 
@@ -24,6 +25,10 @@ SILENT = {"step": 15.0}
 SILENT_ELSE = 60.0
 """Seconds of silence that are allowed under other time limits, because tracing and reading may hold Python's global
 lock."""
+
+_ALSO_GONE = 0.8
+"""Share of the allowed silence after which a process is named together with one that is lost: the same may have ended
+both, such as the loss of a slice."""
 
 _ROOM = "ringformer/"
 _AGREE_SECONDS = 60
@@ -65,13 +70,14 @@ class Peers:
     def __init__(
         self,
         client: Any,
-        index: int,
+        member: Membership,
         watchdog: Watchdog,
         judged: Callable[[Verdict], None],
         requested: Callable[[StopReason], None],
     ):
         self._client = client
-        self._index = index
+        self._member = member
+        self._index = member.index
         self._watchdog = watchdog
         self._judged = judged
         self._requested = requested
@@ -131,23 +137,45 @@ class Peers:
 
     def _judge(self) -> Verdict | None:
         for index, (why, code) in sorted(self._get("left/").items()):
-            return Verdict(f"process {index} ended: {why}", code, by_itself=True)
+            return Verdict(f"process {self._member.label(int(index))} ended: {why}", code, by_itself=True)
         now = self._watchdog.clock
         states = {int(i): _Alive(*state) for i, state in self._get("alive/").items()}
         # A broken collective shows that a process is gone: its last message may predate the step that it died in.
         broken = any(state.broken for state in states.values())
+        silences: dict[int, float] = {}
         for i, state in sorted(states.items()):
             last, since = self._seen.get(i, (None, now))
             if state != last:
                 self._seen[i] = state, now
-            elif (silence := now - since) > silent_limit("step" if broken else state.limit):
-                return lost(f"process {i} ({state.place})", silence, f", since {state.what}")
+            else:
+                silences[i] = (now - since) / silent_limit("step" if broken else state.limit)
+        if any(share > 1 for share in silences.values()):
+            gone = [i for i, share in silences.items() if share > _ALSO_GONE]
+            names = [self._name(i, states[i]) for i in gone]
+            return lost(names, now - self._seen[gone[0]][1], f", since {states[gone[0]].what}")
         if any(state.stalled for state in states.values()):
             if self._stalled_since is None:
                 self._stalled_since = now
             if now - self._stalled_since > _GATHER_SECONDS:  # until then, others may still finish theirs
-                return Verdict(_stalled(states), LOST)
+                return Verdict(self._stalled(states), LOST)
         return None
+
+    def _name(self, index: int, state: _Alive) -> str:
+        return f"process {self._member.label(index, state.place)}"
+
+    def _stalled(self, states: Mapping[int, _Alive]) -> str:
+        """Name the processes that hold up the others, which are those with the fewest activities begun."""
+        numbers = [state.number for state in states.values()]
+        least = min(numbers)
+        most = max(numbers)
+        if least == most:
+            return f"all {len(states)} processes stalled in {states[0].what}: none is behind the others"
+        behind = []
+        for i, state in sorted(states.items()):
+            if state.number == least:
+                behind.append(f"{self._name(i, state)} in {state.what}")
+        ahead = next(state.what for state in states.values() if state.number == most)
+        return f"{_first_four(behind)} stalled; the others are in {ahead}"
 
     def _put(self, key: str, value: Any, allow_overwrite: bool = True) -> None:
         self._client.key_value_set(_ROOM + key, json.dumps(value), allow_overwrite=allow_overwrite)
@@ -161,23 +189,16 @@ def silent_limit(limit: str) -> float:
     return SILENT.get(limit, SILENT_ELSE)
 
 
-def lost(process: str, silence: float, since: str = "") -> Verdict:
-    """Return the verdict on a process that has been silent for `silence` seconds."""
-    why = f"{process} is lost: no message from it for {silence:.0f} s{since}; it died, is stopped or is cut off"
+def lost(processes: list[str], silence: float, since: str = "") -> Verdict:
+    """Return the verdict on processes that have been silent for `silence` seconds."""
+    spoke = f"no message for {silence:.0f} s{since}"
+    if len(processes) > 1:
+        why = f"{_first_four(processes)} are lost: {spoke}; they died, are stopped or are cut off"
+    else:
+        why = f"{processes[0]} is lost: {spoke}; it died, is stopped or is cut off"
     return Verdict(why, LOST)
 
 
-def _stalled(states: dict[int, _Alive]) -> str:
-    """Name the processes that hold up the others, which are those with the fewest activities begun."""
-    numbers = [state.number for state in states.values()]
-    least = min(numbers)
-    most = max(numbers)
-    if least == most:
-        return f"all {len(states)} processes stalled in {states[0].what}: none is behind the others"
-    behind = []
-    for i, state in sorted(states.items()):
-        if state.number == least:
-            behind.append(f"process {i} ({state.place}) in {state.what}")
-    ahead = next(state.what for state in states.values() if state.number == most)
-    more = f" and {len(behind) - 4} more" if len(behind) > 4 else ""
-    return f"{', '.join(behind[:4])}{more} stalled; the others are in {ahead}"
+def _first_four(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more

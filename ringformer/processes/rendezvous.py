@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ringformer.files.json_text import parse_json
+from ringformer.processes.slices import process_label, slices_of_run
 
 LAST_PORT = 2**16 - 1
 MOST_PROCESSES = 100_000
@@ -42,9 +43,15 @@ class Membership:
     """Devices of this host that belong to this process; None: all of them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command and its software (`software.py`), by key; they must be the same on all processes."""
+    slices: int = 1
+    """TPU slices that the processes are on: each has equally many, and their numbers follow each other."""
 
     def __str__(self) -> str:
         return f"process {self.index} of {self.count}, meeting at {self.address}"
+
+    def label(self, index: int, *more: str) -> str:
+        """Return what messages call a process of this run, and `more` about it (`slices.py`)."""
+        return process_label(index, self.count, self.slices, *more)
 
 
 class ProcessesMissing(Exception):
@@ -80,7 +87,7 @@ def discover(address: str | None, count: int | None, index: int | None, seconds:
         )
     if not 0 <= index < count:
         raise ValueError(f"--process_id={index} must lie between 0 and {count - 1}, since --num_processes={count}")
-    return Membership(address, count, index, devices)
+    return Membership(address, count, index, devices, slices=slices_of_run(count))
 
 
 def start_jax(member: Membership, seconds: float) -> None:
@@ -176,11 +183,11 @@ def _refusal(member: Membership, newcomer: _Newcomer, came: Mapping[int, str]) -
         )
     if differs := _differences(member.asked, asked):
         return (
-            f"process {process} on {place} was started otherwise than process 0 on {_here()}: "
-            f"{differs}; start all with the same config, software and environment"
+            f"process {member.label(process)} on {place} was started otherwise than process {member.label(0)} on "
+            f"{_here()}: {differs}; start all with the same config, software and environment"
         )
     if process in came:
-        return f"two processes claim to be process {process}, on {came[process]} and on {place}"
+        return f"two processes claim to be process {member.label(process)}, on {came[process]} and on {place}"
     return ""
 
 
@@ -201,7 +208,8 @@ def _come(member: Membership, seconds: float) -> None:
             why = str(error)
         time.sleep(0.2)
     raise ProcessesMissing(
-        f"process 0 at {member.address} did not answer process {member.index} on {_here()} within {seconds:g} s ({why})"
+        f"process {member.label(0)} at {member.address} did not answer process {member.label(member.index)} on "
+        f"{_here()} within {seconds:g} s ({why})"
     )
 
 
@@ -261,7 +269,7 @@ def _missing(member: Membership, seconds: float, places: Mapping[int, str], came
     missing = []
     for i in range(member.count):
         if i not in came:
-            missing.append(f"{i} ({places[i]})" if i in places else str(i))
+            missing.append(member.label(i, places[i]) if i in places else member.label(i))
     shown = ", ".join(missing[:16])
     if len(missing) > 16:
         shown += f" and {len(missing) - 16} more"
@@ -273,7 +281,8 @@ def _missing(member: Membership, seconds: float, places: Mapping[int, str], came
 
 
 def known_places(environment: Mapping[str, str] = os.environ) -> dict[int, str]:
-    """Return the host that each process should be on, in a TPU pod or a SLURM job; an empty dict elsewhere."""
+    """Return the host that each process should be on, in a TPU pod or a SLURM job; an empty dict elsewhere. Of several
+    slices, a host knows the hosts of its own; process 0, which asks, is in the first."""
     nodes = environment.get("SLURM_STEP_NODELIST")
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE")
     if nodes and tasks:

@@ -98,7 +98,7 @@ class Supervisor(Stopping):
 
         if member.count > 1:
             client = global_state.client
-            self._peers = Peers(client, member.index, self.watchdog, self._judged, self._stop_together)
+            self._peers = Peers(client, member, self.watchdog, self._judged, self._stop_together)
             self.watchdog.each_second = self._check_store
 
     def __enter__(self) -> Self:
@@ -249,9 +249,12 @@ class Supervisor(Stopping):
         if peers is not None:
             silence = self.watchdog.clock - peers.heard
             if silence > silent_limit(self.watchdog.doing.limit) + 2 * _LAST_WORDS:
-                self._judged(lost(f"process 0 at {self._member.address}", silence))
+                self._judged(lost([self._process_0()], silence))
 
     # Ends
+
+    def _process_0(self) -> str:
+        return f"process {self._member.label(0)} at {self._member.address}"
 
     def _judged(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -274,7 +277,7 @@ class Supervisor(Stopping):
             why = self._verdict.why
             code = self._verdict.code
         elif service_lost:
-            why = f"process 0 at {self._member.address} is lost: it died or ended"
+            why = f"{self._process_0()} is lost: it died or ended"
             code = LOST
         else:
             why = "aborted in C++"
@@ -295,7 +298,7 @@ class Supervisor(Stopping):
     def _say(self, why: str) -> None:
         index = self._member.index
         count = self._member.count
-        who = f"process {index} of {count}: " if count > 1 else ""
+        who = f"process {self._member.label(index)} of {count}: " if count > 1 else ""
         line_end = "\n" if sys.stderr.isatty() else ""  # ends the progress bar
         sys.stderr.write(f"{line_end}ringformer train: {who}{visible(why)}\n")
         sys.stderr.flush()

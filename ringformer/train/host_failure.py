@@ -13,6 +13,8 @@ import jax
 from ringformer.files.atomic import write_object
 from ringformer.files.run_layout import HOST_FAILURE
 from ringformer.files.untrusted import read_object
+from ringformer.parallel.device_order import tpu_slices
+from ringformer.processes.slices import process_label
 from ringformer.processes.stopping import FAILED, STOPPED, StopReason
 
 
@@ -29,7 +31,10 @@ def host_failure(run_dir: Path, step: int, error: Exception) -> StopReason:
     except OSError as refused:
         record = f"{path} could not be written: {refused}"
     first_line = described.splitlines()[0]
-    who = f"the host of process {jax.process_index()}" if jax.process_count() > 1 else "the host"
+    who = "the host"
+    if jax.process_count() > 1:
+        slices = len(tpu_slices(jax.devices()))
+        who += f" of process {process_label(jax.process_index(), jax.process_count(), slices)}"
     why = f"{who} failed after step {step} ({first_line}; {record}): stopped"
     if is_repeated:
         return StopReason(why, FAILED, "it failed so before, and is not started again: mend the cause first")

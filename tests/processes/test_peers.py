@@ -1,5 +1,6 @@
 """Who is lost, who stalls and who ended, judged by process 0 and heard by all: around a store in memory."""
 
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import pytest
 
 from ringformer.processes import peers, watchdog
 from ringformer.processes.peers import Peers
+from ringformer.processes.rendezvous import Membership
 from ringformer.processes.stopping import LOST, StopReason
 from ringformer.processes.watchdog import Watchdog
 
@@ -34,18 +36,23 @@ class Store:
 
 
 @pytest.fixture
-def run(monkeypatch):
-    """Three processes that look every 10 ms: `run.dogs`, `run.peers`, what each `judged` and was `requested`."""
+def run(monkeypatch, request):
+    """Three processes, or the parameter's (COUNT, SLICES), that look every 10 ms: `run.dogs`, `run.peers`, what each
+    `judged` and was `requested`."""
+    count, slices = getattr(request, "param", (3, 1))
     monkeypatch.setattr(watchdog, "INTERVAL", 0.01)
     monkeypatch.setattr(peers, "INTERVAL", 0.01)
     monkeypatch.setattr(peers, "SILENT", {"step": 0.5})
     monkeypatch.setattr(peers, "_GATHER_SECONDS", 0.1)
 
-    dogs = [Watchdog(lambda _: None) for _ in range(3)]
+    dogs = [Watchdog(lambda _: None) for _ in range(count)]
     for dog in dogs:
         dog.begin("step 7", "step")
-    store, judged, requested = Store(3), [[], [], []], [[], [], []]
-    all_peers = [Peers(store, i, dogs[i], judged[i].append, requested[i].append) for i in range(3)]
+    store, judged, requested = Store(count), [[] for _ in dogs], [[] for _ in dogs]
+    all_peers = []
+    for i, dog in enumerate(dogs):
+        member = Membership("", count, i, slices=slices)
+        all_peers.append(Peers(store, member, dog, judged[i].append, requested[i].append))
     yield SimpleNamespace(dogs=dogs, peers=all_peers, judged=judged, requested=requested)
     for one in (*all_peers, *dogs):
         one.close()
@@ -68,6 +75,19 @@ def test_a_process_without_a_word_is_lost(run):
     assert until(lambda: run.judged[0] and run.judged[1]), run.judged
     for (verdict,) in run.judged[:2]:
         assert verdict.code == LOST and verdict.why.startswith("process 2 (") and "since step 7" in verdict.why
+
+
+@pytest.mark.parametrize("run", [(4, 2)], indirect=True)
+def test_a_slice_that_is_lost_is_named_host_by_host(run):
+    """Its processes said their last word at almost the same time; one is noticed first, and both are named."""
+    run.peers[2].close()
+    time.sleep(0.05)
+    run.peers[3].close()
+    assert until(lambda: run.judged[0] and run.judged[1]), run.judged
+    for (verdict,) in run.judged[:2]:
+        begin, _, end = verdict.why.partition(" are lost: no message for ")
+        assert re.fullmatch(r"process 2 \(slice 1, host 0, .+\), process 3 \(slice 1, host 1, .+\)", begin), verdict.why
+        assert end.endswith("since step 7; they died, are stopped or are cut off") and verdict.code == LOST
 
 
 def test_a_process_that_compiles_may_be_silent(run):

@@ -8,8 +8,10 @@ import threading
 import time
 
 import pytest
+from jax._src.clusters import cloud_tpu_cluster
 
 from ringformer.processes.rendezvous import Membership, ProcessesMissing, discover, known_places, meet, slurm_places
+from ringformer.processes.slices import slices_of_run
 
 
 def free_port() -> int:
@@ -17,14 +19,14 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def outcome(*calls, seconds=10.0, places=dict) -> list[Exception | None]:
+def outcome(*calls, seconds=10.0, places=dict, slices=1) -> list[Exception | None]:
     """What each of these (index, count) hears when they meet at once."""
     address = f"localhost:{free_port()}"
     found: list[Exception | None] = [None] * len(calls)
 
     def one(i, index, count):
         try:
-            meet(Membership(address, count, index), seconds, places)
+            meet(Membership(address, count, index, slices=slices), seconds, places)
         except Exception as error:
             found[i] = error
 
@@ -57,6 +59,36 @@ def test_who_did_not_come_is_named_to_all():
         assert isinstance(error, ProcessesMissing)
         assert "processes 1, 4 (node7) of 5 failed to join localhost:" in str(error) and "within 1 s" in str(error)
         assert f"those on {socket.gethostname()} did" in str(error)
+
+
+def test_who_did_not_come_is_named_by_slice_and_host():
+    """Process 0 knows the names of its own slice's hosts alone."""
+    errors = outcome((0, 4), seconds=0.5, places=lambda: {0: "10.0.0.1", 1: "10.0.0.2"}, slices=2)
+    named = "processes 1 (slice 0, host 1, 10.0.0.2), 2 (slice 1, host 0), 3 (slice 1, host 1) of 4 failed to join"
+    assert named in str(errors[0])
+    (error,) = outcome((3, 4), seconds=0.5, slices=2)
+    assert "process 0 (slice 0, host 0) at localhost:" in str(error)
+    assert "did not answer process 3 (slice 1, host 1) on" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("environment", "count", "slices"),
+    [({}, 4, 1), ({"MEGASCALE_NUM_SLICES": "2"}, 4, 2), ({"MEGASCALE_NUM_SLICES": "2"}, 3, 1)]
+    + [({"MEGASCALE_NUM_SLICES": wrong}, 4, 1) for wrong in ("x", "0", "")],
+)
+def test_slices_are_those_that_jax_reads(monkeypatch, environment, count, slices):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert discover("host:1", count, 0, 1.0).slices == slices
+
+
+def test_slices_are_in_the_metadata_of_a_tpu_host(monkeypatch):
+    for name in ("MEGASCALE_NUM_SLICES", "TPU_SKIP_MDS_QUERY"):
+        monkeypatch.delenv(name, raising=False)
+    metadata = {"tpu-env": "ZONE: 'z'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'"}
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", lambda key: (metadata.get(key, ""), 200))
+    assert slices_of_run(8) == 2
 
 
 def test_another_config_is_refused_on_all():

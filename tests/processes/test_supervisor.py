@@ -294,7 +294,7 @@ def test_a_stopped_process_is_named(folder, start, victim):
     processes[victim].send_signal(signal.SIGSTOP)
     assert ended([processes[1 - victim]], 40) == [76]
     (line,) = said(processes)[1 - victim]
-    assert f"process {victim} " in line and "is lost: no message from it" in line
+    assert f"process {victim} " in line and "is lost: no message for" in line
     processes[victim].send_signal(signal.SIGCONT)
     assert ended([processes[victim]], 60) == [76]
 
