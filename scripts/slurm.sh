@@ -68,10 +68,11 @@ if [ -n "$dry_run" ]; then
     done
     exit
 fi
-# The processes end each other and report the reason, so SLURM must not kill processes that are still saving.
+# The processes end each other and report the reason, so SLURM must not kill processes that are still saving. The mesh takes
+# consecutive processes for those of a node, and nodes for those of a rack, whatever SLURM_DISTRIBUTION says.
 AGAIN_ON_STOP=
 code=0
-keep_running "this job" srun --kill-on-bad-exit=0 --wait=180 "${command[@]}" || code=$?
+keep_running "this job" srun --distribution=block --kill-on-bad-exit=0 --wait=180 "${command[@]}" || code=$?
 if [ "$code" -eq 75 ]; then
     # A cancelled job stays cancelled. SLURM itself queues a preempted job again.
     state=$(squeue --noheader "--jobs=$SLURM_JOB_ID" --format=%T) || fail "squeue does not say what became of job $SLURM_JOB_ID"

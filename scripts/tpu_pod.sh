@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Train on a TPU slice: request it, install ringformer on all of its hosts, run one process per host, and show the output
-# of process 0. The run continues if this script ends. The same command uses an existing slice, follows a run that is
-# under way, and resumes a run that ended. Needs gcloud with an active login.
+# Train on a TPU slice, or on several that the network between their hosts joins: request them, install ringformer on all of
+# their hosts, run one process per host, and show the output of process 0. The run continues if this script ends. The same
+# command uses existing slices, follows a run that is under way, and resumes a run that ended. Needs gcloud with an active
+# login.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/launch_options.sh
@@ -14,6 +15,8 @@ usage: bash scripts/tpu_pod.sh --name=NAME --zone=ZONE --accelerator=v5litepod-2
   --name=NAME         name of the slice and of its queued resource
   --zone=ZONE         zone of the slice, e.g. us-central2-b (v4), us-west4-a (v5e)
   --accelerator=TYPE  v4-512, v5litepod-256, v5p-128, v6e-64, tpu7x-128, ...
+  --slices=N          train on N slices of this type, NAME-0, NAME-1, ... (default: 1, which is NAME); mesh_dim of the
+                      config begins with a multiple of N
   --project=PROJECT   project of the slice (default: gcloud's project)
   --nfs=IP:/SHARE     a file system to mount at /mnt/share on all hosts, unless they already share one
   --bucket=gs://NAME  instead of it, a bucket with a hierarchical namespace, mounted with gcsfuse
@@ -22,11 +25,11 @@ usage: bash scripts/tpu_pod.sh --name=NAME --zone=ZONE --accelerator=v5litepod-2
   --stop              save and end the current run
 $COMMON_OPTIONS
 
-  When you no longer need the slice, delete it: gcloud compute tpus queued-resources delete NAME --zone=ZONE --force
+  When you no longer need the slices, delete them: gcloud compute tpus queued-resources delete NAME --zone=ZONE --force
 END
 }
 parse_options "$@"
-name="" zone="" accelerator="" nfs="" bucket="" only="" where=() create=()
+name="" zone="" accelerator="" slices=1 nfs="" bucket="" only="" where=() create=()
 for option in "${own[@]}"; do
     case "$option" in
         --name=*) name=${option#*=} ;;
@@ -35,6 +38,7 @@ for option in "${own[@]}"; do
         --accelerator=*) accelerator=${option#*=} ;;
         --nfs=*) nfs=${option#*=} ;;
         --bucket=*) bucket=${option#*=} && [ -n "$bucket" ] || fail "--bucket= names no bucket" ;;
+        --slices=*) slices=${option#*=} ;;
         --spot) create+=(--spot) ;;
         --follow | --stop) only=${option#--} ;;
         *) unknown_option "$option" ;;
@@ -51,7 +55,15 @@ case "$type" in
     tpu7x) slice=tpu7x image=v2-alpha-tpu7-ubuntu2404 ;;
     *) fail "--accelerator=$accelerator is none of v4-N, v5litepod-N, v5p-N, v6e-N and tpu7x-N" ;;
 esac
-target=${target:-$slice-${accelerator#*-}}
+[[ "$slices" =~ ^[1-9][0-9]{0,3}$ ]] || fail "--slices=$slices is no number from 1 to 9999"
+if [ "$slices" -eq 1 ]; then
+    nodes=("$name") create+=("--node-id=$name") named=$accelerator
+    target=${target:-$slice-${accelerator#*-}}
+else
+    nodes=() create+=("--node-count=$slices" "--node-prefix=$name") named="$slices of $accelerator"
+    for ((i = 0; i < slices; i++)); do nodes+=("$name-$i"); done
+    target=${target:-${slices}x$slice-${accelerator#*-}}
+fi
 if [ -n "$nfs" ] && ! [[ "$nfs" =~ ^[A-Za-z0-9][A-Za-z0-9.-]*:/ ]]; then
     fail "--nfs=$nfs is no IP:/SHARE"
 fi
@@ -62,10 +74,26 @@ fi
 [ -z "$nfs" ] || [ -z "$bucket" ] || fail "--nfs and --bucket are both mounted at /mnt/share: choose one"
 tpus=(gcloud compute tpus)
 
-# on_all_hosts COMMAND: run a line of shell on all hosts at once.
+# on_hosts_of NODE COMMAND: run a line of shell on all hosts of a slice at once.
+on_hosts_of() {
+    [ -z "$dry_run" ] || echo "[every host of $1] $2"
+    run "this host" "${tpus[@]}" tpu-vm ssh "$1" "${where[@]}" --worker=all "--command=$2"
+}
+
+# on_all_hosts COMMAND: run a line of shell on the hosts of all slices at once; in a dry run, print one after the other.
 on_all_hosts() {
-    run "this host" "${tpus[@]}" tpu-vm ssh "$name" "${where[@]}" --worker=all "--command=$1"
-    [ -z "$dry_run" ] || echo "[every host of $name] $1"
+    local node others=() other code=0
+    if [ -n "$dry_run" ]; then
+        for node in "${nodes[@]}"; do on_hosts_of "$node" "$1"; done
+        return
+    fi
+    for node in "${nodes[@]:1}"; do
+        on_hosts_of "$node" "$1" &
+        others+=($!)
+    done
+    on_hosts_of "${nodes[0]}" "$1" || code=$?
+    for other in "${others[@]}"; do wait "$other" || code=$?; done
+    return "$code"
 }
 
 # state: print gcloud's state of the queued resource, or NONE if gcloud reports that it does not exist. Fail on other errors.
@@ -89,9 +117,9 @@ state() {
     fi
 }
 
-# on_first_host COMMAND: print the command's output on the host of process 0.
+# on_first_host COMMAND: print the command's output on the host of process 0, the first of the first slice.
 on_first_host() {
-    "${tpus[@]}" tpu-vm ssh "$name" "${where[@]}" --worker=0 "--command=$1"
+    "${tpus[@]}" tpu-vm ssh "${nodes[0]}" "${where[@]}" --worker=0 "--command=$1"
 }
 
 # Files of a run on the hosts: process id, output and exit code.
@@ -137,12 +165,12 @@ estimate_first
 now=NONE
 [ -n "$dry_run" ] || now=$(state) || exit 2
 if [ "$now" = NONE ]; then
-    run "this host" "${tpus[@]}" queued-resources create "$name" "--node-id=$name" "${where[@]}" \
+    run "this host" "${tpus[@]}" queued-resources create "$name" "${where[@]}" \
         "--accelerator-type=$accelerator" "--runtime-version=$image" "${create[@]}"
 fi
 unheard=0
 while [ -z "$dry_run" ] && [ "$now" != ACTIVE ]; do
-    echo "waiting for $name ($accelerator in $zone): $now" >&2
+    echo "waiting for $name ($named in $zone): $now" >&2
     sleep 60
     code=0
     said=$(state) || code=$?
@@ -152,20 +180,30 @@ while [ -z "$dry_run" ] && [ "$now" != ACTIVE ]; do
         *) exit 2 ;;
     esac
 done
-if [ -z "$dry_run" ]; then
-    under_way=$(on_all_hosts "if $running; then echo UNDER_WAY; else echo IDLE; fi")
+for node in "${nodes[@]}"; do
+    [ -z "$dry_run" ] || break
+    under_way=$(on_hosts_of "$node" "if $running; then echo UNDER_WAY; else echo IDLE; fi")
     case "$under_way" in
         *UNDER_WAY*)
-            echo "a run is under way on $name: it is not started again" >&2
+            echo "a run is under way on $node: it is not started again" >&2
             follow
             ;;
         *IDLE*) ;;
-        *) fail "the hosts of $name do not say whether a run is under way: $under_way" ;;
+        *) fail "the hosts of $node do not say whether a run is under way: $under_way" ;;
     esac
-fi
+done
+# Slices of one queued resource have the number of slices, their own number and the address of the first host in their
+# metadata (tpu-env: MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS), where JAX and the TPU's
+# runtime read them. So no variable is set here. Without them each slice would train on its own.
+metadata=http://metadata.google.internal/computeMetadata/v1/instance/attributes/tpu-env
+[ "$slices" -eq 1 ] || on_all_hosts "curl -fsS -H 'Metadata-Flavor: Google' $metadata | \
+grep -Eq \"^MEGASCALE_NUM_SLICES: *'?$slices'?\$\" || { echo \"\$(hostname) is not one of $slices slices: its tpu-env has no \
+MEGASCALE_NUM_SLICES of $slices; delete $name and run this again (see --help)\" >&2; exit 1; }"
 
 run "this host" git archive --format=tar.gz "--output=$archive" HEAD
-run "this host" "${tpus[@]}" tpu-vm scp "$archive" "$name:ringformer.tar.gz" "${where[@]}" --worker=all
+for node in "${nodes[@]}"; do
+    run "this host" "${tpus[@]}" tpu-vm scp "$archive" "$node:ringformer.tar.gz" "${where[@]}" --worker=all
+done
 [ -z "$nfs" ] || on_all_hosts "sudo apt-get install -y -q nfs-common && sudo mkdir -p /mnt/share && \
 (mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$nfs") /mnt/share)"
 # What gcsfuse chooses for TPU hosts would break promises (docs/reliability.md, "A bucket as a file system").

@@ -23,8 +23,9 @@ def slices_of_run(count: int, environment: Mapping[str, str] = os.environ) -> in
     from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster
 
     try:
-        known = "MEGASCALE_NUM_SLICES" in environment or GceTpuCluster.is_env_present()
-        slices = GceTpuCluster._get_num_slices() if known else 1
+        if "MEGASCALE_NUM_SLICES" not in environment and not GceTpuCluster.is_env_present():
+            return 1
+        slices = GceTpuCluster._get_num_slices()
     except Exception:  # any error, e.g. of the metadata server
         return 1
     return slices if slices > 1 and count % slices == 0 else 1

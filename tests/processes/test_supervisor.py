@@ -48,13 +48,15 @@ def get_config():
 # A test's own trouble, of the process whose number is OF.
 trouble = os.environ.get("TROUBLE")
 
-if trouble in ("stuck", "refused", "input"):
+if trouble in ("stuck", "refused", "input", "slow"):
     from ringformer.data import Loader
 
     def stuck_iterate(self, start, sharding, iterate=Loader.iterate):
         if trouble == "refused":
             raise ValueError("its disk is another")
         for number, batch in enumerate(iterate(self, start, sharding), start + 1):
+            if trouble == "slow":
+                time.sleep(0.1)
             if trouble == "stuck" and number == 5:
                 time.sleep(1000)
             if trouble == "input" and number == 13:
@@ -283,6 +285,44 @@ def test_the_death_of_one_is_one_line_of_the_others(folder, start, victim, secon
         lines = [line for line in text.splitlines() if "is lost" in line]
         assert len(lines) == 1 and f"process {victim} " in lines[0], text
         assert "Traceback" not in text and "*** Check failure" not in text and "@     0x" not in text
+
+
+def numbers(run_dir):
+    """Loss and gradient norm of each step."""
+    rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return np.array([[row["loss"], row["grad_norm"]] for row in rows if "loss" in row])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_run_goes_on_with_one_slice_after_the_other_was_lost(folder, start, victim):
+    """Two groups of two processes stand for two slices of two hosts. One group dies, the other names it and ends, and
+    two processes resume the run with the mesh of one slice, as a single device would have trained."""
+    steps = ["--config.steps=16", "--config.checkpoint_every=4", "--config.cpu_devices=1"]
+    processes = start(4, *steps, "--config.mesh_dim=2,2,1,1", TROUBLE="slow", MEGASCALE_NUM_SLICES="2")
+    wait_for_step(folder, processes, 9)
+    for process in processes[2 * victim : 2 * victim + 2]:
+        process.kill()
+    others = processes[2 * (1 - victim) :][:2]
+    assert ended(others, 25) == [76] * 2
+    # Process 0 has the messages of all: when it dies, the others hear of no other process.
+    gone = r"process 2 \(slice 1, host 0, .*\), process 3 \(slice 1, host 1, .*\) are lost"
+    for (line,) in said(others):
+        assert re.search(gone if victim == 1 else r"process 0 \(slice 0, host 0\) at \S+ is lost", line), line
+    saved = latest_step(folder / "run")
+    assert saved is not None and 4 <= saved < 16
+
+    resumed = start(2, *steps, "--config.mesh_dim=1,2,1,1")
+    assert ended(resumed, 120) == [0] * 2, said(resumed)
+    one, other_seed = "--config.mesh_dim=1,1,1,1", f"--config.run_dir={folder}/other"
+    alone = start(1, *steps, one, f"--config.run_dir={folder}/alone") + start(
+        1, *steps, one, other_seed, "--config.seed=1"
+    )
+    assert ended(alone, 120) == [0] * 2, said(alone)
+    ours = numbers(folder / "run")
+    assert len(ours) == 16
+    np.testing.assert_allclose(ours, numbers(folder / "alone"), rtol=1e-6)
+    assert np.abs(ours / numbers(folder / "other") - 1).max() > 1e-3, "another seed would show"
 
 
 @pytest.mark.slow

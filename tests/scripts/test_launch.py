@@ -120,6 +120,9 @@ def test_a_stage_is_passed_to_training_and_estimate(command):
         ([*POD, "--accelerator=v4-512; reboot"], "none of v4-N, v5litepod-N, v5p-N"),
         ([*POD, "--accelerator=v4-512", "--nfs=-o:/share"], "--nfs=-o:/share is no IP:/SHARE"),
         ([*POD, "--accelerator=v4-512", "--nfs=/share"], "--nfs=/share is no IP:/SHARE"),
+        ([*POD, "--accelerator=v4-512", "--slices=0"], "--slices=0 is no number from 1 to 9999"),
+        ([*POD, "--accelerator=v4-512", "--slices=x"], "--slices=x is no number from 1 to 9999"),
+        ([*POD, "--accelerator=v4-512", "--slices"], "--slices needs a value"),
         ([*POD, "--accelerator=v4-512", "--bucket=mine"], "--bucket=mine is no gs://NAME"),
         ([*POD, "--accelerator=v4-512", "--bucket=gs://mine/runs"], "--bucket=gs://mine/runs is no gs://NAME"),
         ([*POD, "--accelerator=v4-512", "--bucket=gs://a b;reboot"], "is no gs://NAME"),
@@ -164,6 +167,7 @@ LOCAL = ["launch_local.sh", *QUICK]
             "needs 8 devices, there are 256",
             marks=pytest.mark.slow,
         ),
+        ([*POD, "--accelerator=v5litepod-128", "--slices=2"], "dp=1 is not a multiple of the 2 slices"),
         ([*LOCAL, "--processes=3"], "3 processes do not share eight devices equally: --devices=N"),
         pytest.param(
             [*LOCAL, "--processes=3", "--devices=2"],

@@ -113,7 +113,7 @@ def test_slurm_signals_the_processes_and_lets_them_save(tmp_path):
     assert re.search(r"^#SBATCH --signal=USR1@\d+$", text, re.MULTILINE), "the steps, not the shell (B:)"
     fake_python(tmp_path / "bin" / "srun", 'echo "$@"')
     launched(tmp_path, JOB, [])
-    assert "--kill-on-bad-exit=0" in text
+    assert "--kill-on-bad-exit=0" in text and "--distribution=block" in text, "processes of a node follow each other"
 
 
 @pytest.mark.parametrize(

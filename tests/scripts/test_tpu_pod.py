@@ -41,6 +41,45 @@ def test_one_command_on_a_pod(generation, tmp_path):
     assert len(sent) == 3 and all("--worker=all" in c and "--zone=us-west4-a" in c for c in sent)
 
 
+TWO = ["--slices=2", "--accelerator=v5p-128"]
+
+
+def test_one_command_on_two_slices(tmp_path):
+    """One queued resource with both, estimated as joined, and the same commands for the hosts of each."""
+    found = dry_run(*POD, *TWO, "--nfs=10.0.0.2:/share", RINGFORMER_PYTHON=str(tmp_path / "python"))
+    estimate, create, *_ = found["this host"]
+    assert "--target=2xv5p-128" in estimate
+    assert create[5] == "pod" and {"--node-count=2", "--node-prefix=pod", "--accelerator-type=v5p-128"} <= {*create}
+    assert not any(word.startswith("--node-id") for word in create)
+    first, second = found["every host of pod-0"], found["every host of pod-1"]
+    assert first == second and len(first) == 4 and "every host of pod" not in found
+    for copy in ("pod-0:ringformer.tar.gz", "pod-1:ringformer.tar.gz"):
+        assert sum(copy in command for command in found["this host"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("metadata", "accepted"),
+    [
+        ("ZONE: 'z'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'", True),
+        ("MEGASCALE_NUM_SLICES: 2", True),
+        ("MEGASCALE_NUM_SLICES: '22'", False),
+        ("MEGASCALE_NUM_SLICES: '4'", False),
+        ("ZONE: 'z'", False),
+    ],
+)
+def test_hosts_that_do_not_know_of_the_other_slice_train_nothing(tmp_path, metadata, accepted):
+    """Executed, as a host would: each slice would train alone, and both in one folder."""
+    found = dry_run(*POD, *TWO, RINGFORMER_PYTHON=str(tmp_path / "python"))
+    (sent,) = [c for c in found["this host"] if "pod-1" in c and "MEGASCALE" in c[-1]]
+    fake_python(tmp_path / "curl", f"echo {shlex.quote(metadata)}")
+    fake_python(tmp_path / "hostname", "echo host-w-3")
+    command, environment = sent[-1].removeprefix("--command="), {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0) == accepted
+    refusal = "host-w-3 is not one of 2 slices: its tpu-env has no MEGASCALE_NUM_SLICES of 2; delete pod and run"
+    assert done.stderr.startswith("" if accepted else refusal) and done.stderr.count("\n") == (not accepted)
+
+
 @pytest.mark.slow
 def test_a_share_s_name_is_one_word_for_root(tmp_path):
     """Executed, as a host would, by a shell whose `sudo` says what it is given."""
@@ -172,6 +211,57 @@ def test_a_run_that_is_under_way_is_followed(pod):
     done, log = pod([ACTIVE], hosts="echo UNDER_WAY")
     assert done.returncode == 0 and "it is not started again" in done.stderr
     assert "setsid" not in log and "scp" not in log and "tail" in log
+
+
+def sent_to(log):
+    """Of gcloud's log: the commands by the slice that they were sent to."""
+    lines = [line for line in log.splitlines() if " tpu-vm " in line]
+    return {node: "\n".join(line for line in lines if f" {node}" in line) for node in ("pod-0", "pod-1", "pod-2")}
+
+
+def test_a_run_begins_on_each_slice(pod):
+    """Process 0 is on the first host of the first."""
+    done, log = pod([NOT_FOUND, ("ACCEPTED", "", 0), ACTIVE], "--slices=3")
+    assert done.returncode == 0, done.stderr
+    assert "waiting for pod (3 of v5litepod-256 in z): ACCEPTED" in done.stderr
+    assert "--node-count=3 --node-prefix=pod" in log
+    sent = sent_to(log)
+    for commands in sent.values():
+        assert commands.count("setsid") == commands.count(" scp ") == commands.count("uv venv") == 1
+        assert commands.index("echo IDLE") < commands.index("MEGASCALE") < commands.index(" scp ")
+    assert [("tail" in commands, "--worker=0" in commands) for commands in sent.values()] == [(True, True)] + [
+        (False, False)
+    ] * 2
+
+
+@pytest.mark.parametrize("node", ["pod-0", "pod-1"])
+def test_a_run_that_is_under_way_on_one_slice_is_not_started_on_the_others(pod, node):
+    hosts = f'case "$*" in *" {node} "*) echo UNDER_WAY ;; *) echo IDLE ;; esac'
+    done, log = pod([ACTIVE], "--slices=2", hosts=hosts)
+    assert done.returncode == 0 and f"a run is under way on {node}: it is not started again" in done.stderr
+    assert "setsid" not in log and "scp" not in log and "tail" in sent_to(log)["pod-0"]
+
+
+def test_a_slice_that_does_not_answer_begins_no_run(pod):
+    done, log = pod([ACTIVE], "--slices=2", hosts='case "$*" in *" pod-1 "*) exit 1 ;; *) echo IDLE ;; esac')
+    assert done.returncode != 0 and "setsid" not in log and "scp" not in log
+
+
+def test_a_slice_that_fails_to_install_begins_no_run(pod):
+    """Whichever it is: the others are installed at the same time."""
+    for node in ("pod-0", "pod-1"):
+        hosts = f"""echo IDLE ;; *" {node} "*"uv venv"*) exit 5"""
+        done, log = pod([ACTIVE], "--slices=2", hosts=hosts)
+        assert done.returncode == 5 and "uv venv" in log and "setsid" not in log
+
+
+@pytest.mark.parametrize(("option", "sent"), [("--follow", ["tail"]), ("--stop", ["kill -TERM", "tail"])])
+def test_a_run_on_two_slices_is_followed_on_the_first_and_stopped_on_both(pod, option, sent):
+    done, log = pod([ACTIVE], "--slices=2", option)
+    assert done.returncode == 0, done.stderr
+    first, second = sent_to(log)["pod-0"], sent_to(log)["pod-1"]
+    assert all(command in first for command in sent) and "setsid" not in log and "create" not in log
+    assert ("kill -TERM" in second) == (option == "--stop") and "tail" not in second
 
 
 @pytest.mark.parametrize(("option", "sent"), [("--follow", "tail"), ("--stop", "kill -TERM")])
