@@ -167,7 +167,11 @@ LOCAL = ["launch_local.sh", *QUICK]
             "needs 8 devices, there are 256",
             marks=pytest.mark.slow,
         ),
-        ([*POD, "--accelerator=v5litepod-128", "--slices=2"], "dp=1 is not a multiple of the 2 slices"),
+        pytest.param(
+            [*POD, "--accelerator=v5litepod-128", "--slices=2"],
+            "dp=1 is not a multiple of the 2 slices",
+            marks=pytest.mark.slow,
+        ),
         ([*LOCAL, "--processes=3"], "3 processes do not share eight devices equally: --devices=N"),
         pytest.param(
             [*LOCAL, "--processes=3", "--devices=2"],
