@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
@@ -52,15 +52,24 @@ def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
     return jax.tree.map(lambda sharding, x: replace(sharding, of_product=x), shardings, of_products)
 
 
-def shard_weights(shapes: dict[str, Any], letters: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+def shard_weights(shapes: dict[str, Any], letters: dict[str, Any], mesh: Mesh | AbstractMesh) -> dict[str, Any]:
     """Return a `WeightSharding` for each parameter, from their shapes and shape letters."""
     return jax.tree.map(lambda letter, x: shard_weight(letter, x.shape, mesh), letters, shapes)
 
 
 def by_name(tree: Any) -> dict[str, Any]:
     """Return the leaves of a nested dict by name, such as "layers/attention/wq"; those of a flat dict have its keys."""
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def map_by_name(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Return a tree of `function(name, leaf, ...)` for the leaves of trees of one structure, with names as in
+    `by_name`."""
+    return jax.tree.map_with_path(lambda path, *leaves: function(_name(path), *leaves), tree, *others)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def specs(shardings: Any) -> Any:

@@ -9,13 +9,13 @@ zero (its gradient is zero), and is removed before a weight is used or written t
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -50,6 +50,12 @@ class WeightSharding:
             dims[self.zero_dim] = self.zero_axes
         return P(*dims)
 
+    def axes(self, dim: int) -> tuple[str, ...]:
+        """Return the mesh axes that shard a dimension."""
+        if dim == self.tp_dim:
+            return ("tp",)
+        return self.zero_axes if dim == self.zero_dim else ()
+
     def named(self, mesh: Mesh) -> NamedSharding:
         """Return the sharding of a global array. It names no memory of absent devices that have none."""
         return NamedSharding(mesh, self.spec, memory_kind=HOST_MEMORY if self.in_host else None)
@@ -61,6 +67,30 @@ class WeightSharding:
         if self.zero_dim is not None:
             shape[self.zero_dim] = padded_size(shape[self.zero_dim], self.shards)
         return tuple(shape)
+
+    def shard_size(self, dim: int, mesh: Mesh | AbstractMesh) -> int:
+        """Return the size of a dimension of a device's shard, with padding."""
+        return self.padded_shape[dim] // math.prod(mesh.shape[axis] for axis in self.axes(dim))
+
+    def of_state(self, shape: tuple[int, ...]) -> "WeightSharding":
+        """Return the sharding of an array that an optimizer keeps for the parameter. Of what it is a mean over, it has
+        size 1, and there it is not sharded; its other dimensions are the parameter's.
+
+        Args:
+          shape: that of the global array, with padding.
+        """
+        logical = list(self.shape)
+        means = []
+        for dim in range(-len(shape), 0):
+            if shape[dim] != self.padded_shape[dim]:
+                means.append(dim)
+                logical[dim] = 1
+        sharding = replace(self, shape=tuple(logical))
+        if self.tp_dim in means:
+            sharding = replace(sharding, tp_dim=None)
+        if self.zero_dim in means:
+            sharding = replace(sharding, zero_dim=None, zero_axes=(), shards=1)
+        return sharding
 
     def pad(self, w: jax.Array) -> jax.Array:
         """Return the global array with padding, from its logical numbers."""
@@ -87,7 +117,7 @@ class WeightSharding:
         return with_gradient_for(gathered, gradient)
 
 
-def shard_weight(letters: str, shape: tuple[int, ...], mesh: Mesh) -> WeightSharding:
+def shard_weight(letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> WeightSharding:
     """Shard a parameter by its shape letters; `shape` may have a leading L that `letters` does not name."""
     sizes = dict(zip(letters, shape[-len(letters) :], strict=True))
     tp = mesh.shape["tp"]

@@ -52,17 +52,26 @@ class DataConfig(StoreOptions, PackingOptions):
         StoreOptions.__post_init__(self)
 
 
+OptimizerName = Literal["adamw", "lion", "adafactor"]
+
+NOT_BUILT = {
+    "muon": "optimizer.name=muon orthogonalises whole matrices, which are sharded here and would have to be gathered"
+}
+"""Optimizers that users ask for, and why they are not here."""
+
 Offload = Literal["none", "moments", "state", "all"]
 """Parts of a run's state that can lie in the host's memory, each with those before it."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov & Hutter) or Lion (Chen et al.) with a warm-up; vectors are not decayed."""
+    """AdamW (Loshchilov & Hutter), Lion (Chen et al.) or Adafactor (Shazeer & Stern) with a warm-up; vectors are not
+    decayed."""
 
-    name: Literal["adamw", "lion"] = "adamw"
+    name: OptimizerName = "adamw"
     """lion has one moment instead of two; it needs a learning rate 3 to 10 times smaller, with as much more decay, and
-    b2=0.99."""
+    b2=0.99. adafactor has means of rows and columns instead of moments, about a thousandth of their bytes; it has no
+    b1, b2 and eps, and its learning rate is absolute, as AdamW's."""
     learning_rate: float = 3e-4
     """Peak learning rate, after the warm-up."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -95,10 +104,13 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "optimizer.")
-        if self.name not in ("adamw", "lion"):
-            raise ValueError(f"unknown optimizer.name {self.name!r}; choose adamw or lion")
+        if self.name not in get_args(OptimizerName):
+            words = NOT_BUILT.get(self.name, f"unknown optimizer.name {self.name!r}")
+            raise ValueError(f"{words}; choose adamw, lion or adafactor")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; choose cosine or constant")
+        if self.name == "adafactor":
+            self._check_adafactor()
         dtypes = self.moment_dtypes
         if len(dtypes) != self.moments or not set(dtypes) <= {"float32", "bfloat16"}:
             each = ", or one of them for each moment, first,second" if self.moments == 2 else f" for {self.name}"
@@ -123,10 +135,28 @@ class OptimizerConfig:
         parts = get_args(Offload)
         return parts.index(self.offload) >= parts.index(part)
 
+    def _check_adafactor(self) -> None:
+        """Raise ValueError for settings of moments, of which Adafactor has only means."""
+        if self.offload != "none":
+            raise ValueError(
+                f"optimizer.offload={self.offload} updates a few rows at a time, but optimizer.name=adafactor needs "
+                "whole matrices, and its statistics take little: set optimizer.offload=none, or choose adamw or lion"
+            )
+        if self.moment_dtype != "float32":
+            raise ValueError(
+                f"optimizer.moment_dtype={self.moment_dtype!r} is one of moments, but optimizer.name=adafactor has "
+                "float32 means: set optimizer.moment_dtype=float32, or choose adamw or lion"
+            )
+
+    @property
+    def elementwise(self) -> bool:
+        """True if rows of a parameter are updated without the others, so parts of the state may be offloaded."""
+        return self.name != "adafactor"
+
     @property
     def moments(self) -> int:
-        """Number of moments of a parameter."""
-        return {"adamw": 2, "lion": 1}[self.name]
+        """Number of moments of a parameter; Adafactor's one is factored."""
+        return {"adamw": 2, "lion": 1, "adafactor": 1}[self.name]
 
     @property
     def moment_dtypes(self) -> tuple[str, ...]:

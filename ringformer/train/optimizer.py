@@ -1,4 +1,4 @@
-"""AdamW, Lion and their schedule, and the global norm of a sharded gradient."""
+"""AdamW, Lion, Adafactor and their schedule, and the global norm of a sharded gradient."""
 
 from typing import Any
 
@@ -12,6 +12,8 @@ from ringformer.ops.varying_axes import varying_axes
 from ringformer.parallel.host_memory import fold_rows
 from ringformer.parallel.parameters import by_name
 from ringformer.runs.config import OptimizerConfig
+from ringformer.train.adafactor import scale_by_adafactor, sharded_matrices
+from ringformer.train.matrix_layout import is_matrix
 from ringformer.train.stochastic_rounding import round_stochastically, rounding_key
 
 
@@ -33,21 +35,31 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(rise, peak + rise, warmup), after], [warmup])
 
 
-def make_optimizer(config: OptimizerConfig, steps: int, letters: dict[str, Any]) -> optax.GradientTransformation:
-    """Return AdamW or Lion, which work on shards because they are elementwise.
+def make_optimizer(
+    config: OptimizerConfig, steps: int, letters: dict[str, Any], weights: dict[str, Any] | None = None
+) -> optax.GradientTransformation:
+    """Return AdamW or Lion, which work on shards because they are elementwise, or Adafactor, which sums over shards.
 
     The optimizer computes the same for parameters in a nested dict and in a flat one of their names (`by_name`).
 
     Args:
       letters: shape letters of the parameters (`abstract_model`); weight decay applies to matrices.
+      weights: `WeightSharding`s of the parameters, which Adafactor needs.
     """
     matrices = {name: is_matrix(of) for name, of in by_name(letters).items()}
+
+    if config.name == "adafactor":
+        if weights is None:
+            raise ValueError("Adafactor's statistics follow the shards of the parameters: give make_optimizer weights")
+        scaling = scale_by_adafactor(sharded_matrices(letters, weights))
+    else:
+        scaling = ELEMENTWISE[config.name](config)
 
     def decayed(params):
         return jax.tree.unflatten(jax.tree.structure(params), [matrices[name] for name in by_name(params)])
 
     return optax.chain(
-        SCALINGS[config.name](config),
+        scaling,
         optax.add_decayed_weights(config.weight_decay, decayed),
         optax.scale_by_learning_rate(schedule(config, steps)),
     )
@@ -101,8 +113,8 @@ def scale_by_lion(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-SCALINGS = {"adamw": scale_by_adam, "lion": scale_by_lion}
-"""Optimizers by name: how each scales a gradient, before weight decay and the learning rate."""
+ELEMENTWISE = {"adamw": scale_by_adam, "lion": scale_by_lion}
+"""Elementwise optimizers by name: how each scales a gradient, before weight decay and the learning rate."""
 
 
 def _zeros(params: Any, dtype: str) -> Any:
@@ -124,12 +136,6 @@ def _kept(moments: Any, dtype: str, key: jax.Array) -> Any:
     if dtype == "float32":
         return moments
     return jax.tree.map(lambda x: round_stochastically(x, key), moments)
-
-
-def is_matrix(letters: str) -> bool:
-    """Return True for the shape letters of a matrix, not of a vector: vectors have one letter, or those of heads and
-    their features alone (biases, norms over all heads)."""
-    return len(letters) > 1 and not set(letters) <= set("HKd")
 
 
 def global_norm(tree: Any) -> jax.Array:

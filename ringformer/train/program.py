@@ -16,7 +16,8 @@ from ringformer.parallel.lora import NO_ADAPTERS, Adapted, Lora, LoraConfig, com
 from ringformer.parallel.mesh import BATCH
 from ringformer.parallel.parameters import abstract_model, abstract_params, weight_shardings
 from ringformer.runs.config import OptimizerConfig
-from ringformer.train.optimizer import is_matrix, make_optimizer
+from ringformer.train.matrix_layout import is_matrix
+from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import TrainState, abstract_state, state_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
@@ -74,7 +75,7 @@ def make_program(
     accumulate: int = 1,
     lora: LoraConfig = NO_ADAPTERS,
 ) -> Program:
-    """Return the program that trains a model on a mesh with AdamW.
+    """Return the program that trains a model on a mesh.
 
     Args:
       model: model with its kernel (`models/kernel_choice.py`).
@@ -92,7 +93,7 @@ def make_program(
         trained = adapters.adapters
         letters = adapters.letters
         weights = adapters.weights
-    transformation = make_optimizer(optimizer, steps, letters)
+    transformation = make_optimizer(optimizer, steps, letters, trained)
     moments = trained
     if optimizer.offloads("moments"):
         moments = jax.tree.map(lambda w, of: replace(w, in_host=is_matrix(of)), trained, letters)

@@ -38,17 +38,24 @@ def state_shardings(
 
     Args:
       weights: those of the parameters.
-      moments: those of each moment; None: as the parameters.
+      moments: those of the arrays that the optimizer keeps for a parameter; None: as the parameters.
     """
     shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32), weights)
-    opt_state = optax.tree.map_params(
-        optimizer,
-        lambda _, w: w,
-        jax.eval_shape(optimizer.init, shapes),
-        weights if moments is None else moments,
-        transform_non_params=lambda _: REPLICATED,
-    )
+    kept = weights if moments is None else moments
+
+    def of_part(node):
+        if not is_of_params(node):
+            return REPLICATED
+        return jax.tree.map(lambda x, w: w.of_state(x.shape), node, kept)
+
+    opt_state = jax.tree.map(of_part, jax.eval_shape(optimizer.init, shapes), is_leaf=is_of_params)
     return TrainState(REPLICATED, weights, opt_state)
+
+
+def is_of_params(node: Any) -> bool:
+    """Return True for a part of an optimizer's state that has an array for each parameter: they are dicts, as
+    parameters are; everything else is a tuple or a number."""
+    return isinstance(node, dict)
 
 
 def make_init(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, seed: int) -> jax.stages.Wrapped:

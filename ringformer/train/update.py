@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from ringformer.ops.host_stand_in import is_in_host
 from ringformer.parallel.host_memory import read_rows, rows_at_once, write_rows
 from ringformer.parallel.parameters import by_name
+from ringformer.train.state import is_of_params
 
 
 class Portion(NamedTuple):
@@ -53,7 +54,8 @@ def apply_update(
     is not `sound`, return them unchanged.
 
     Args:
-      optimizer: elementwise, and the same function of parameters in a flat dict of names (`by_name`).
+      optimizer: the same function of parameters in a flat dict of names (`by_name`); elementwise, if arrays are in
+        host memory.
       params, opt_state: arrays in host memory are updated there.
       grads: gradients, or multiples of them that `scale` undoes, on the device or in host memory.
     """
@@ -155,8 +157,8 @@ def _groups(portion: Portion) -> tuple[list[str], list[list[str]]]:
     """Return the names of the parameters that are on the device with all their moments, and of the others, those with
     equally many rows together."""
     in_host: set[str] = set()
-    for node in jax.tree.leaves((portion.params, portion.opt_state), is_leaf=_is_of_params):
-        if _is_of_params(node):
+    for node in jax.tree.leaves((portion.params, portion.opt_state), is_leaf=is_of_params):
+        if is_of_params(node):
             in_host |= {name for name, x in node.items() if is_in_host(x)}
     on_device = []
     groups: dict[int, list[str]] = {}
@@ -168,23 +170,17 @@ def _groups(portion: Portion) -> tuple[list[str], list[list[str]]]:
     return on_device, list(groups.values())
 
 
-def _is_of_params(node: Any) -> bool:
-    """Return True for a part of an optimizer's state that has an array for each parameter: they are dicts, as
-    parameters are; everything else is a tuple or a number."""
-    return isinstance(node, dict)
-
-
 def _with_named_moments(opt_state: Any) -> Any:
-    return jax.tree.map(lambda x: by_name(x) if _is_of_params(x) else x, opt_state, is_leaf=_is_of_params)
+    return jax.tree.map(lambda x: by_name(x) if is_of_params(x) else x, opt_state, is_leaf=is_of_params)
 
 
 def _only(portion: Portion, names: list[str]) -> Portion:
     """Return the portion of these parameters alone."""
 
     def select(node):
-        return {name: node[name] for name in names} if _is_of_params(node) else node
+        return {name: node[name] for name in names} if is_of_params(node) else node
 
-    return jax.tree.map(select, portion, is_leaf=_is_of_params)
+    return jax.tree.map(select, portion, is_leaf=is_of_params)
 
 
 def _joined(before: Updated, updated: list[Updated]) -> Updated:
@@ -192,11 +188,11 @@ def _joined(before: Updated, updated: list[Updated]) -> Updated:
     portion."""
 
     def join(node, *parts):
-        if not _is_of_params(node):
+        if not is_of_params(node):
             return parts[0]
         together: dict[str, jax.Array] = {}
         for part in parts:
             together |= part
         return jax.tree.unflatten(jax.tree.structure(node), [together[name] for name in by_name(node)])
 
-    return jax.tree.map(join, before, *updated, is_leaf=_is_of_params)
+    return jax.tree.map(join, before, *updated, is_leaf=is_of_params)

@@ -74,7 +74,7 @@ def test_its_state_is_one_moment():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"name": "sgd"}, "unknown optimizer.name 'sgd'; choose adamw or lion"),
+        ({"name": "sgd"}, "unknown optimizer.name 'sgd'; choose adamw, lion or adafactor"),
         ({"name": "lion", "moment_dtype": "bfloat16,float32"}, "must be float32 or bfloat16 for lion"),
     ],
 )

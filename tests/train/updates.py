@@ -27,7 +27,8 @@ from ringformer.parallel.mesh import BATCH, make_mesh, simulate_cpu_devices
 from ringformer.parallel.parameters import specs
 from ringformer.parallel.weight_sharding import WeightSharding
 from ringformer.runs.config import OptimizerConfig
-from ringformer.train.optimizer import is_matrix, make_optimizer
+from ringformer.train.matrix_layout import is_matrix
+from ringformer.train.optimizer import make_optimizer
 from ringformer.train.program import make_program
 from ringformer.train.state import (
     TrainState,
