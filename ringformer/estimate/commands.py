@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ringformer.estimate.workloads.command_tools import MODEL_FLAGS, given
-from ringformer.runs.config import Offload
+from ringformer.runs.config import Offload, OptimizerName
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class EstimateOptions:
     """sequences per step (default of a preset: 1)"""
     accumulate: int | None = None
     """microbatches per step (default of a preset: 1)"""
+    optimizer: OptimizerName | None = None
+    """adamw (default of a preset), lion or adafactor"""
     optimizer_offload: Offload | None = None
     """part of the state in the host's memory: moments, state (float32 weights, too), all (gradients, too) or none
     (default of a preset)"""

@@ -129,6 +129,8 @@ def _with_larger_offloads(candidate: Candidate) -> Iterator[Candidate]:
 
 def parts_in_host(workload: Workload) -> tuple[Offload, ...]:
     """Return the parts of a workload's state that host memory can have, each with those before it."""
+    if not workload.optimizer.elementwise:
+        return ()
     parts = get_args(Offload)[1:]
     return parts[:-1] if reason_against_gradients_in_host(workload.model, workload.accumulate) else parts
 

@@ -19,6 +19,7 @@ from ringformer.estimate.closed_forms.training import (
     offloaded_gradients,
     offloaded_state,
     ring_hops,
+    weight_bytes,
     window_seconds,
 )
 from ringformer.estimate.seconds.program_seconds import efficiency
@@ -173,7 +174,7 @@ def _state(workload: Workload) -> float:
     leave under the backward, arrive twice: for their norm and for the update."""
     moved = offloaded_state(workload) + 2 * offloaded_gradients(workload)
     if workload.weights_in_host:
-        moved += 4 * workload.trained_params / workload.state_shards
+        moved += weight_bytes(workload)
     return moved / workload.target.chip.host_bandwidth
 
 
@@ -182,5 +183,5 @@ def _slices(workload: Workload) -> float:
     target = workload.target
     if target.slices == 1 or target.chip.node_bandwidth is None:
         return 0.0
-    shard = 4 * workload.trained_params / workload.state_shards
+    shard = weight_bytes(workload)
     return 2 * (target.slices - 1) / target.slices * shard / target.chip.node_bandwidth

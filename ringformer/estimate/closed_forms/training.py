@@ -1,9 +1,12 @@
 """Closed forms of a train step: seconds and bytes from counts alone, without a compiler. Every number is modelled."""
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import efficiency
@@ -25,6 +28,9 @@ from ringformer.models.layer_kinds import LayerKind
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
+from ringformer.parallel.mesh import AXIS_NAMES
+from ringformer.parallel.parameters import abstract_model, shard_weights
+from ringformer.train.adafactor import sharded_matrices
 
 CLOSED_FORM = "closed form"
 """Start of `StepTime.source` for seconds that are not based on a compiled program."""
@@ -295,27 +301,52 @@ def host_bytes(workload: Workload) -> float:
 
 def offloaded_state(workload: Workload) -> float:
     """Bytes of a device's shards of the state that are in host memory."""
-    of_parameter = 0
+    offloaded = 0.0
     if workload.optimizer.offloads("moments"):
-        of_parameter += moment_bytes(workload)
+        offloaded += moment_bytes(workload)
     if workload.weights_in_host:
-        of_parameter += 4
-    return of_parameter * workload.trained_params / workload.state_shards
+        offloaded += weight_bytes(workload)
+    return offloaded
 
 
 def offloaded_gradients(workload: Workload) -> float:
     """Bytes of a device's shards of the gradients that are in host memory."""
-    return 4 * workload.gradients_in_host * workload.trained_params / workload.state_shards
+    return workload.gradients_in_host * weight_bytes(workload)
 
 
-def moment_bytes(workload: Workload) -> int:
-    """Bytes of a parameter's moments."""
-    return sum(jnp.dtype(dtype).itemsize for dtype in workload.optimizer.moment_dtypes)
+def weight_bytes(workload: Workload) -> float:
+    """Bytes of a device's shards of the float32 parameters that train, or of their gradients."""
+    return 4 * workload.trained_params / workload.state_shards
+
+
+def moment_bytes(workload: Workload) -> float:
+    """Bytes of a device's shards of the optimizer's moments, or of Adafactor's statistics."""
+    if workload.optimizer.name == "adafactor":
+        return statistics_bytes(workload)
+    each = sum(jnp.dtype(dtype).itemsize for dtype in workload.optimizer.moment_dtypes)
+    return each * workload.trained_params / workload.state_shards
+
+
+@lru_cache(maxsize=64)
+def statistics_bytes(workload: Workload) -> int:
+    """Bytes of a device's shards of Adafactor's statistics, padding included: 4 for each row and each column of each
+    layer's matrices."""
+    mesh = AbstractMesh(workload.mesh_shape, AXIS_NAMES)
+    if workload.lora.rank:
+        shapes, letters = workload.lora.shapes(workload.model)
+    else:
+        _, shapes, letters = abstract_model(workload.model)
+    statistics = 0
+    for matrix in sharded_matrices(letters, shard_weights(shapes, letters, mesh)).values():
+        rows = math.prod(matrix.sharding.shard_size(dim, mesh) for dim in matrix.layout.rows)
+        columns = math.prod(matrix.sharding.shard_size(dim, mesh) for dim in matrix.layout.columns)
+        statistics += matrix.layers * (rows + columns)
+    return 4 * statistics
 
 
 def state_bytes(workload: Workload) -> float:
     """Bytes of a device's shards of the training state: float32 parameters that train, and their moments."""
-    return (4 + moment_bytes(workload)) * workload.trained_params / workload.state_shards
+    return weight_bytes(workload) + moment_bytes(workload)
 
 
 def memory(workload: Workload) -> dict[str, float]:
@@ -360,12 +391,13 @@ def memory(workload: Workload) -> dict[str, float]:
         gathered = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         gathered /= model.ulysses * model.head_groups
     # Weights, gradients and as much for the update; 4 more for the sum of the microbatch gradients.
-    per_parameter = moment_bytes(workload) + (16 if workload.accumulate > 1 else 12)
+    per_parameter = 16 if workload.accumulate > 1 else 12
     parameters = per_parameter * workload.trained_params + workload.frozen_bytes
     if workload.weights_in_host:
         # Copies in the compute dtype; nothing of the update is as large as the parameters.
         parameters += (itemsize(model) - 4) * workload.trained_params
-    of_state = parameters / workload.state_shards - offloaded_state(workload) - offloaded_gradients(workload)
+    of_state = parameters / workload.state_shards + moment_bytes(workload)
+    of_state -= offloaded_state(workload) + offloaded_gradients(workload)
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
@@ -384,6 +416,9 @@ ADVICE = {
     "parameters, optimizer and gradients": "--optimizer_offload, adapters, or more devices on fsdp or sp",
 }
 """Settings that reduce each part of `memory`."""
+
+WITHOUT_OFFLOAD = {"parameters, optimizer and gradients": "adapters, or more devices on fsdp or sp"}
+"""Settings that replace some of `ADVICE` with an optimizer whose state cannot be offloaded."""
 
 
 def peak_bytes(workload: Workload) -> float:

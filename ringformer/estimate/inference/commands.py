@@ -26,6 +26,7 @@ OF_TRAINING = (
     "remat_group",
     "head_groups",
     "offload",
+    "optimizer",
     "optimizer_offload",
     "moment_dtype",
     "host_gib",

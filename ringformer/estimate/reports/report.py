@@ -5,6 +5,7 @@ from typing import Any
 
 from ringformer.estimate.closed_forms.training import (
     ADVICE,
+    WITHOUT_OFFLOAD,
     computation_time,
     host_bytes,
     memory,
@@ -276,7 +277,8 @@ def _should(fit: bool) -> str:
 def _parts(workload: Workload) -> list[str]:
     if not workload.has_closed_forms:
         return []
-    parts = {f"{name}: {ADVICE[name]}": size for name, size in memory(workload).items()}
+    settings = ADVICE if workload.optimizer.elementwise else ADVICE | WITHOUT_OFFLOAD
+    parts = {f"{name}: {settings[name]}": size for name, size in memory(workload).items()}
     return memory_parts("memory by the closed form, and what reduces it:", parts) + binding_text(workload)
 
 

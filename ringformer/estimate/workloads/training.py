@@ -266,6 +266,8 @@ def estimate_command(workload: Workload) -> str:
         options[name] = changed.get(name)
     options |= {"seq_len": workload.seq_len} | vars(workload.settings)
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    if workload.optimizer.name != "adamw":
+        words.append(f"--optimizer={workload.optimizer.name}")
     if workload.optimizer.offload != "none":
         words.append(f"--optimizer_offload={workload.optimizer.offload}")
     if workload.optimizer.moment_dtype != "float32":
