@@ -162,8 +162,13 @@ def own_attention():
     assert callable(ringformer.models.own_attention.register_attention)
 
 
-def two_optimizers():
-    assert get_args(OptimizerConfig.__annotations__["name"]) == ("adamw", "lion")
+def three_optimizers():
+    assert get_args(OptimizerConfig.__annotations__["name"]) == ("adamw", "lion", "adafactor")
+
+
+def muon_is_refused():
+    with pytest.raises(ValueError, match=r"optimizer.name=muon orthogonalises whole matrices.*choose adamw"):
+        OptimizerConfig(name="muon")
 
 
 def two_schedules():
@@ -281,7 +286,8 @@ NOUNS = {
     "dropout": Absent(("attention_dropout_rate", "hidden_dropout"), no_field("dropout", "lora_dropout")),
     "FP8": Absent(("fp8", "float8"), no_compute_dtype("float8_e4m3fn", "float8_e5m2")),
     "int8 training": Absent(("int8_training", "int8_matmul"), no_compute_dtype("int8")),
-    "optimizers besides AdamW and Lion": Absent(("adafactor", "muon", "sgd", "lamb", "shampoo"), two_optimizers),
+    "Muon": Absent(("newton_schulz", "orthogonalised", "scale_by_muon"), muon_is_refused),
+    "optimizers besides AdamW, Lion and Adafactor": Absent(("sgd", "lamb", "shampoo"), three_optimizers),
     "schedules besides cosine and constant": Absent(("wsd", "polynomial", "polynomial_schedule"), two_schedules),
     "`gs://`": Absent(("gcsfs",), no_bucket("gs://")),
     "`s3://`": Absent(("s3fs", "boto3"), no_bucket("s3://")),

@@ -28,7 +28,7 @@ Changes = Mapping[str, tuple[Any, Any]]
 """Old and new value of each key that differs."""
 
 
-FIXED = frozenset({"lora.rank", "lora.targets"})
+FIXED = frozenset({"lora.rank", "lora.targets", "optimizer.name"})
 """Keys that cannot be allowed to change, because a checkpoint has other arrays then."""
 
 

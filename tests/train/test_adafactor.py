@@ -17,17 +17,22 @@ from ringformer.estimate.choices.candidates import parts_in_host
 from ringformer.estimate.closed_forms.training import memory, moment_bytes, state_bytes
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import Workload, preset_workload
+from ringformer.models.registry import preset_config
 from ringformer.parallel.host_memory import device_bytes
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import make_mesh
-from ringformer.parallel.parameters import shard_weights
+from ringformer.parallel.parameters import abstract_model, shard_weights, weight_shardings
+from ringformer.runs import record
 from ringformer.runs.config import OptimizerConfig
+from ringformer.runs.identity import defaults
+from ringformer.runs.record import RunChanged, check_run, keep_record
 from ringformer.train import adafactor
 from ringformer.train.matrix_layout import MatrixLayout, matrix_layout
 from ringformer.train.optimizer import make_optimizer, schedule
 from ringformer.train.program import make_program
 from ringformer.train.state import TrainState, abstract_state, init_state, make_init, state_shardings
 from tests.helpers import relative_error, unpadded
+from tests.hlo import on_tpu
 from tests.train.test_step import CONFIG, T
 from tests.train.updates import batch_on, same_bits, toy_step
 
@@ -282,6 +287,43 @@ def test_what_it_cannot_do_is_refused_in_one_line(changed, message):
     with pytest.raises(ValueError, match=message) as error:
         OptimizerConfig(**changed)
     assert "\n" not in str(error.value)
+
+
+def test_a_run_does_not_resume_with_another_optimizer(tmp_path, monkeypatch):
+    """Its checkpoint has other arrays; the line names both."""
+    identities = {}
+    for name in ("adamw", "adafactor"):
+        identities[name] = {"data.tokenizer": "bytes", "optimizer.name": name}
+    keep_record(tmp_path, identities["adamw"], None, {})
+    monkeypatch.setattr(record, "latest_step", lambda run_dir: 5)
+    line = "optimizer.name adamw -> adafactor. Choose another run_dir, or undo the change"
+    with pytest.raises(RunChanged, match=line):
+        check_run(tmp_path, defaults() | identities["adafactor"], 10, allow=["optimizer.name"])
+
+
+def update_bytes(optimizer_name: str) -> dict[str, int]:
+    """Bytes of the arrays of an update of Llama 3 8B on v5e-16, and of what its compiler takes."""
+    model = preset_config("llama3_8b")
+    mesh = make_mesh("1,1,1,16", find_target("v5e-16").devices())
+    weights = weight_shardings(model, mesh)
+    optimizer = make_optimizer(OptimizerConfig(name=optimizer_name), 100, abstract_model(model)[2], weights)
+    shardings = state_shardings(weights, optimizer)
+    state = abstract_state(shardings, optimizer, mesh)
+    sound = jax.ShapeDtypeStruct((), jnp.bool_)
+    compiled = toy_step(optimizer, shardings, mesh).lower(state, state.params, sound).compile()
+    memory = compiled.memory_analysis()
+    counted = device_bytes((state, state.params))
+    return {"counted": counted, "arguments": memory.argument_size_in_bytes, "working": memory.temp_size_in_bytes}
+
+
+@on_tpu
+@pytest.mark.slow
+def test_tpu_compilers_do_not_pad_statistics():
+    """Whose last dimensions have size 1, and would be whole tiles; nor does the update need a copy of a weight."""
+    found = update_bytes("adafactor")
+    assert found["arguments"] == pytest.approx(found["counted"], abs=10_000)
+    assert found["working"] < 10e6
+    assert update_bytes("adamw")["counted"] - found["counted"] == pytest.approx(8 * 8.03e9 / 16, rel=0.01)
 
 
 def test_an_optimizer_without_shardings_is_refused():
