@@ -39,8 +39,10 @@ class EstimateOptions:
     optimizer: OptimizerName | None = None
     """adamw (default of a preset), lion or adafactor"""
     optimizer_offload: Offload | None = None
-    """part of the state in the host's memory: moments, state (float32 weights, too), all (gradients, too) or none
-    (default of a preset)"""
+    """part of the state in the host's memory: moments, state (weights, too), all (gradients, too) or none (default of
+    a preset)"""
+    params_dtype: Literal["float32", "bfloat16"] | None = None
+    """dtype of the weights between steps: float32 (default of a preset) or bfloat16"""
     moment_dtype: str | None = None
     """dtype of the optimizer's moments: float32 (default of a preset), bfloat16, or first,second"""
     host_gib: float | None = None

@@ -120,12 +120,11 @@ def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload]
             first = f"--{next(iter(settings))}"
             raise ValueError(f"{first}: {type(w.model).__name__} is not a LLaMA; use its own --config.model.NAME=VALUE")
     shape = given(args, ("mesh_dim", "seq_len", "batch_size", "accumulate", "tokens"))
-    of_optimizer = {
-        "name": args.optimizer,
-        "offload": args.optimizer_offload,
-        "moment_dtype": args.moment_dtype,
-    }
-    changed = {name: value for name, value in of_optimizer.items() if value is not None}
+    changed = given(args, ("params_dtype", "moment_dtype"))
+    if args.optimizer is not None:
+        changed["name"] = args.optimizer
+    if args.optimizer_offload is not None:
+        changed["offload"] = args.optimizer_offload
     workloads = [replace(w, optimizer=replace(w.optimizer, **changed)) for w in workloads]
     return [replace(w, model=replace(w.model, **settings), **shape) for w in workloads], stages > 0
 

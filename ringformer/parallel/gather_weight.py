@@ -37,11 +37,12 @@ def padded_size(size: int, shards: int) -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def gather_weight(
-    w: Float32[Array, "..."], axes: tuple[str, ...], dim: int, size: int, dtype: DTypeLike
+    w: Float[Array, "..."], axes: tuple[str, ...], dim: int, size: int, dtype: DTypeLike
 ) -> Float[Array, "..."]:
     """Gather a weight in the compute dtype `dtype` from the devices' shards.
 
-    The weight travels in `dtype`; its gradient is summed over the devices in float32 and scattered.
+    The weight travels in `dtype`, or in its own if that is narrower; its gradient is summed over the devices in float32
+    and scattered.
 
     Args:
       w: the shard. Its dimension `dim` holds 1/n of the padded size (`padded_size`), where n is the product of the
@@ -51,8 +52,13 @@ def gather_weight(
       size: logical size of that dimension; padding beyond it is removed.
     """
     with jax.named_scope(GATHER):
-        gathered = lax.all_gather(w.astype(dtype), axes, axis=w.ndim + dim, tiled=True)
-    return lax.slice_in_dim(gathered, 0, size, axis=w.ndim + dim)
+        gathered = lax.all_gather(w.astype(narrower(w.dtype, dtype)), axes, axis=w.ndim + dim, tiled=True)
+    return lax.slice_in_dim(gathered, 0, size, axis=w.ndim + dim).astype(dtype)
+
+
+def narrower(a: DTypeLike, b: DTypeLike) -> DTypeLike:
+    """Return the dtype of the two that takes fewer bytes."""
+    return min(jnp.dtype(a), jnp.dtype(b), key=lambda dtype: dtype.itemsize)
 
 
 def _forward(w, axes, dim, size, dtype):
@@ -73,10 +79,10 @@ gather_weight.defvjp(_forward, _backward)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Copy:
-    """A shard of a weight whose float32 numbers are in host memory."""
+    """A shard of a weight that gets no gradient itself: its float32 numbers are in host memory, or there are none."""
 
     w: Float[Array, "..."]
-    """The weight on the device, in the compute dtype; it gets no gradient."""
+    """The weight on the device, in the compute dtype or a narrower one."""
     stand_in: Float32[Array, "..."]
     """Array of the shape of w that nothing reads, on the device or in host memory. It gets the gradient."""
 

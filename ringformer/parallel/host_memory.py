@@ -73,7 +73,7 @@ def write_rows(arrays: Any, new: Any, start: Any) -> Any:
 
 
 def copy_to_device(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Return a copy of an array in host memory on the device, in another dtype."""
+    """Return a copy of an array in host memory on the device, in a dtype."""
     rows = rows_at_once([x])
     turns = len(x) // rows
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
@@ -84,4 +83,4 @@ def named(shardings: Any, mesh: Mesh) -> Any:
 
 def abstract_params(weights: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Return shapes, dtypes and shardings of the parameters."""
-    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32, sharding=w.named(mesh)), weights)
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, w.dtype, sharding=w.named(mesh)), weights)

@@ -39,6 +39,7 @@ class WeightSharding:
     shards: int  # over zero_axes
     of_product: bool = False  # a layer uses it as a `LayerWeight`
     in_host: bool = False  # in pinned memory of the host, not on the device
+    dtype: str = "float32"  # of a parameter, between steps
 
     @property
     def spec(self) -> P:
@@ -93,7 +94,7 @@ class WeightSharding:
         return sharding
 
     def pad(self, w: jax.Array) -> jax.Array:
-        """Return the global array with padding, from its logical numbers."""
+        """Return the global array with padding, from its logical numbers, in their dtype."""
         padding = [(0, whole - size) for whole, size in zip(self.padded_shape, w.shape, strict=True)]
         return jnp.pad(w, padding)
 

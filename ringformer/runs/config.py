@@ -90,12 +90,15 @@ class OptimizerConfig:
     """Weight decay, multiplied by the learning rate; matrices only."""
     clip_norm: float = 1.0
     """Largest global norm of a gradient."""
+    params_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the matrices between steps: float32, or bfloat16, which halves them: there is no float32 copy, and each
+    update is rounded stochastically. Vectors stay float32, and so do adapters."""
     moment_dtype: str = "float32"
     """Dtype of the moments between steps: float32, or bfloat16 with stochastic rounding, which halves them. A dtype for
     each of AdamW's: first,second, e.g. "bfloat16,float32"."""
     offload: Offload = "none"
     """Part of the state that lies in the host's memory, where it is updated in place: "moments" saves 8 bytes a
-    parameter on the devices; "state" has the float32 weights there, too, and a step copies them to the devices in the
+    parameter on the devices; "state" has the weights there, too, and a step copies them to the devices in the
     compute dtype; "all" has the gradients there, too, which saves 4 bytes more and needs accumulate=1. Adapters and
     their gradients stay on the devices. The numbers are the same, those of "all" but for the last bits of a norm."""
     skip_spikes: float = 0.0
@@ -111,6 +114,9 @@ class OptimizerConfig:
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; choose cosine or constant")
         if self.name == "adafactor":
             self._check_adafactor()
+
+        if self.params_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"unknown optimizer.params_dtype {self.params_dtype!r}; choose float32 or bfloat16")
         dtypes = self.moment_dtypes
         if len(dtypes) != self.moments or not set(dtypes) <= {"float32", "bfloat16"}:
             each = ", or one of them for each moment, first,second" if self.moments == 2 else f" for {self.name}"
@@ -185,6 +191,15 @@ def reason_against_gradients_in_host(model: ModelConfig, accumulate: int) -> str
             "layers of this model, or its groups of remat_group layers, are not one"
         )
     return ""
+
+
+def check_trained_dtype(optimizer: OptimizerConfig, lora: LoraConfig) -> None:
+    """Raise ValueError for adapters in another dtype than float32."""
+    if lora.rank and optimizer.params_dtype != "float32":
+        raise ValueError(
+            f"optimizer.params_dtype={optimizer.params_dtype} with lora.rank={lora.rank}: adapters, which are small, "
+            "train in float32; set lora.base_dtype for the frozen weights"
+        )
 
 
 PARTS: dict[str, type] = {"data": DataConfig, "optimizer": OptimizerConfig, "lora": LoraConfig}
@@ -280,6 +295,7 @@ class Config:
         check_offload(self.optimizer, self.model, self.accumulate)
         if self.lora != NO_ADAPTERS:
             self.lora.check()
+            check_trained_dtype(self.optimizer, self.lora)
         if self.lora.rank and not self.init_from:
             raise ValueError(
                 f"lora.rank={self.lora.rank} trains adapters of a model: name it with init_from, or set lora.rank=0 to "

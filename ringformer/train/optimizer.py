@@ -65,7 +65,7 @@ def make_optimizer(
     )
 
 
-FIRST_MOMENT, SECOND_MOMENT = 1, 2
+FIRST_MOMENT, SECOND_MOMENT, WEIGHTS = 1, 2, 3
 """Purposes of a step's rounding."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from ringformer.models.interface import ModelConfig
 from ringformer.parallel.lora import NO_ADAPTERS, Adapted, Lora, LoraConfig, combine
 from ringformer.parallel.mesh import BATCH
 from ringformer.parallel.parameters import abstract_model, abstract_params, weight_shardings
+from ringformer.parallel.weight_sharding import WeightSharding
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.matrix_layout import is_matrix
 from ringformer.train.optimizer import make_optimizer
@@ -97,8 +98,8 @@ def make_program(
     moments = trained
     if optimizer.offloads("moments"):
         moments = jax.tree.map(lambda w, of: replace(w, in_host=is_matrix(of)), trained, letters)
-    if optimizer.offloads("state") and not adapters:  # adapters are small
-        trained = weights = moments
+    if not adapters:  # which are small: they stay on the devices, in float32
+        trained = weights = jax.tree.map(partial(_between_steps, optimizer), weights, letters)
     shardings = state_shardings(trained, transformation, moments)
 
     options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
@@ -110,5 +111,13 @@ def make_program(
     gradients = []
     if optimizer.offloads("all"):
         leaves = zip(jax.tree.leaves(state.params), jax.tree.leaves(trained), strict=True)
-        gradients = [x for x, w in leaves if w.in_host]
+        gradients = [x.update(dtype=jnp.float32) for x, w in leaves if w.in_host]
     return Program(model, mesh, transformation, shardings, step_on, eval_step, state, batch, adapters, gradients)
+
+
+def _between_steps(optimizer: OptimizerConfig, weight: WeightSharding, letters: str) -> WeightSharding:
+    """Return the sharding of a trained weight with the memory and the dtype that it has between steps: the optimizer
+    chooses those of matrices."""
+    if not is_matrix(letters):
+        return weight
+    return replace(weight, in_host=optimizer.offloads("state"), dtype=optimizer.params_dtype)

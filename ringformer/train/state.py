@@ -60,7 +60,7 @@ def is_of_params(node: Any) -> bool:
 
 def make_init(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, seed: int) -> jax.stages.Wrapped:
     """Return the jitted `init() -> params`. The parameters are sharded from the start. On every mesh, they equal those
-    of `build(config, Rngs(seed))`.
+    of `build(config, Rngs(seed))`, rounded to the dtypes of `weights`.
 
     A device draws only its own shard: JAX's random bits are a function of the key and the index in the array.
     """
@@ -68,7 +68,7 @@ def make_init(config: ModelConfig, weights: dict[str, Any], mesh: Mesh, seed: in
     @partial(jax.jit, out_shardings=named(weights, mesh))
     def init():
         params = nnx.to_pure_dict(nnx.state(build(config, nnx.Rngs(seed))))
-        return jax.tree.map(WeightSharding.pad, weights, params)
+        return jax.tree.map(lambda w, x: w.pad(x.astype(w.dtype)), weights, params)
 
     return init
 

@@ -16,7 +16,7 @@ from ringformer.models.interface import Axes, ModelConfig
 from ringformer.ops.host_stand_in import is_in_host
 from ringformer.ops.varying_axes import vary, vary_like
 from ringformer.parallel.compiler_options import compiler_options
-from ringformer.parallel.gather_weight import Copy
+from ringformer.parallel.gather_weight import Copy, narrower
 from ringformer.parallel.host_memory import copy_to_device
 from ringformer.parallel.lora import Adapted, Lora, combine
 from ringformer.parallel.mesh import AXIS_NAMES, BATCH
@@ -67,7 +67,7 @@ def make_train_step(
             for limit in largest_norm:
                 sound &= norm <= limit
             scale = clip_scale(norm, clip_norm) / jnp.maximum(tokens, 1)
-            params, opt_state = apply_update(optimizer, state.params, state.opt_state, sums, scale, sound)
+            params, opt_state = apply_update(optimizer, state.params, state.opt_state, sums, scale, sound, state.step)
         metrics = {"loss": loss, "grad_norm": norm, "tokens": tokens, "masked": masked, "skipped": 1 - sound}
         return TrainState(state.step + 1, params, opt_state), metrics
 
@@ -106,8 +106,9 @@ def make_gradients(
 
     def gradients(params, batch, *frozen):
         copies = vary(device_copies(params, config.compute_dtype), AXIS_NAMES)
-        if not gradients_in_host:
-            params = jax.tree.map(lambda x: _without_values(x) if is_in_host(x) else x, params)
+        params = jax.tree.map(
+            lambda x, copy: x if copy is None else _without_values(x, gradients_in_host), params, copies
+        )
 
         def loss_sum(params, batch):
             params = jax.tree.map(lambda x, copy: x if copy is None else Copy(copy, x), params, copies)
@@ -148,18 +149,32 @@ def _over_microbatches(function: Callable[..., Any], params: Any, batch: Any, ac
 
 
 def device_copies(params: dict[str, Any], dtype: DTypeLike) -> dict[str, Any]:
-    """Return copies of the parameters that are in host memory, on the device, in another dtype; None for the others."""
-    return jax.tree.map(lambda x: copy_to_device(x, dtype) if is_in_host(x) else None, params)
+    """Return the parameters on the device that cannot get a float32 gradient themselves: copies of those in host memory
+    in `dtype`, or in their own if that is narrower, and those that are not float32; None for the others."""
+
+    def copy(x):
+        if is_in_host(x):
+            return _copied(x, dtype)
+        return None if x.dtype == jnp.float32 else x
+
+    return jax.tree.map(copy, params)
 
 
 def on_device(params: dict[str, Any], dtype: DTypeLike) -> dict[str, Any]:
-    """Return the parameters on the device: those that are in host memory as copies in another dtype."""
-    return jax.tree.map(lambda x: copy_to_device(x, dtype) if is_in_host(x) else x, params)
+    """Return the parameters on the device: those that are in host memory as copies in `dtype`, or in their own if that
+    is narrower."""
+    return jax.tree.map(lambda x: _copied(x, dtype) if is_in_host(x) else x, params)
 
 
-def _without_values(x: jax.Array) -> jax.Array:
-    """Return zeros that are on the device and vary as x does, in its shape and dtype; nothing reads them."""
-    return vary_like(jnp.zeros(x.shape, x.dtype), x)
+def _copied(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    return copy_to_device(x, narrower(x.dtype, dtype))
+
+
+def _without_values(x: jax.Array, stay_in_host: bool) -> jax.Array:
+    """Return float32 zeros that vary as x does, in its shape; nothing reads them. They are on the device, or in host
+    memory if x is, and they are to stay there."""
+    zeros = vary_like(jnp.zeros(x.shape, jnp.float32), x)
+    return jax.device_put(zeros, jax.memory.Space.Host) if stay_in_host and is_in_host(x) else zeros
 
 
 def make_eval_step(

@@ -23,7 +23,9 @@ from jaxtyping import Array, Bool, Float32, Int32
 from ringformer.ops.host_stand_in import is_in_host
 from ringformer.parallel.host_memory import read_rows, rows_at_once, write_rows
 from ringformer.parallel.parameters import by_name
+from ringformer.train.optimizer import WEIGHTS
 from ringformer.train.state import is_of_params
+from ringformer.train.stochastic_rounding import round_stochastically, rounding_key
 
 
 class Portion(NamedTuple):
@@ -49,9 +51,12 @@ def apply_update(
     grads: dict[str, Any],
     scale: Float32[Array, ""],
     sound: Bool[Array, ""],
+    step: Int32[Array, ""],
 ) -> Updated:
     """Return the parameters and the optimizer's state after its update with the gradients, times `scale`; if the step
     is not `sound`, return them unchanged.
+
+    Parameters in bfloat16 are updated in float32 and rounded stochastically, with the step's own chance.
 
     Args:
       optimizer: the same function of parameters in a flat dict of names (`by_name`); elementwise, if arrays are in
@@ -59,7 +64,7 @@ def apply_update(
       params, opt_state: arrays in host memory are updated there.
       grads: gradients, or multiples of them that `scale` undoes, on the device or in host memory.
     """
-    update = partial(_update, optimizer, scale, sound)
+    update = partial(_update, optimizer, scale, sound, rounding_key(step, WEIGHTS))
     whole = Portion(by_name(params), _with_named_moments(opt_state), by_name(grads))
     updated = []
     on_device, groups = _groups(whole)
@@ -71,13 +76,25 @@ def apply_update(
     return _joined(Updated(params, opt_state), updated)
 
 
-def _update(optimizer: optax.GradientTransformation, scale: jax.Array, sound: jax.Array, portion: Portion) -> Updated:
+def _update(
+    optimizer: optax.GradientTransformation, scale: jax.Array, sound: jax.Array, key: jax.Array, portion: Portion
+) -> Updated:
     clipped = jax.tree.map(lambda g: g * scale, portion.grads)
-    updates, opt_state = optimizer.update(clipped, portion.opt_state, portion.params)
-    params = optax.apply_updates(portion.params, updates)
+    before = jax.tree.map(lambda x: x.astype(jnp.float32), portion.params)
+    updates, opt_state = optimizer.update(clipped, portion.opt_state, before)
+    exact = optax.apply_updates(before, updates)
+    params = jax.tree.map(partial(_rounded, key), portion.params, exact, portion.grads)
     # The choice is elementwise and fused into the update; a branch or a second copy of the state would cost memory.
     new = Updated(params, opt_state)
     return jax.tree.map(partial(jnp.where, sound), new, Updated(portion.params, portion.opt_state))
+
+
+def _rounded(key: jax.Array, old: jax.Array, exact: jax.Array, grad: jax.Array) -> jax.Array:
+    """Return a parameter's new float32 numbers in the dtype that it has. Many weights in bfloat16 are equal, and so are
+    all updates of Lion but for their sign: chance depends on the gradient, too, or they would be rounded as one."""
+    if old.dtype == jnp.float32:
+        return exact
+    return round_stochastically(exact, key, grad)
 
 
 def _zero_after(updated: list[Updated]) -> jax.Array:

@@ -80,7 +80,9 @@ def toy_step(optimizer: optax.GradientTransformation, shardings: TrainState, mes
 
     def step(state, grads, sound):
         state = marked_host_memory(state, shardings)
-        params, opt_state = apply_update(optimizer, state.params, state.opt_state, grads, jnp.float32(0.7), sound)
+        params, opt_state = apply_update(
+            optimizer, state.params, state.opt_state, grads, jnp.float32(0.7), sound, state.step
+        )
         return TrainState(state.step + 1, params, opt_state)
 
     of_state = specs(shardings)

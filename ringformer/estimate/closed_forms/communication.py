@@ -170,7 +170,7 @@ def _host(workload: Workload, computation: float) -> float:
 
 
 def _state(workload: Workload) -> float:
-    """The state's arrays leave while others arrive; before that, float32 weights arrive to be copied. Gradients, which
+    """The state's arrays leave while others arrive; before that, weights arrive to be copied. Gradients, which
     leave under the backward, arrive twice: for their norm and for the update."""
     moved = offloaded_state(workload) + 2 * offloaded_gradients(workload)
     if workload.weights_in_host:

@@ -311,12 +311,18 @@ def offloaded_state(workload: Workload) -> float:
 
 def offloaded_gradients(workload: Workload) -> float:
     """Bytes of a device's shards of the gradients that are in host memory."""
-    return workload.gradients_in_host * weight_bytes(workload)
+    return workload.gradients_in_host * gradient_bytes(workload)
+
+
+def gradient_bytes(workload: Workload) -> float:
+    """Bytes of a device's shards of the float32 gradients."""
+    return 4 * workload.trained_params / workload.state_shards
 
 
 def weight_bytes(workload: Workload) -> float:
-    """Bytes of a device's shards of the float32 parameters that train, or of their gradients."""
-    return 4 * workload.trained_params / workload.state_shards
+    """Bytes of a device's shards of the parameters that train, between steps; vectors, which are float32, are not
+    counted apart."""
+    return jnp.dtype(workload.optimizer.params_dtype).itemsize * workload.trained_params / workload.state_shards
 
 
 def moment_bytes(workload: Workload) -> float:
@@ -345,7 +351,7 @@ def statistics_bytes(workload: Workload) -> int:
 
 
 def state_bytes(workload: Workload) -> float:
-    """Bytes of a device's shards of the training state: float32 parameters that train, and their moments."""
+    """Bytes of a device's shards of the training state: parameters that train, and their moments."""
     return weight_bytes(workload) + moment_bytes(workload)
 
 
@@ -390,13 +396,13 @@ def memory(workload: Workload) -> dict[str, float]:
     if model.ring == "gathered" and workload.ring_size > 1 and 0 in workload.windows:
         gathered = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         gathered /= model.ulysses * model.head_groups
-    # Weights, gradients and as much for the update; 4 more for the sum of the microbatch gradients.
-    per_parameter = 16 if workload.accumulate > 1 else 12
-    parameters = per_parameter * workload.trained_params + workload.frozen_bytes
+    # Gradients and as much for the update; as much again for the sum of the microbatch gradients.
+    gradients = (3 if workload.accumulate > 1 else 2) * gradient_bytes(workload)
     if workload.weights_in_host:
-        # Copies in the compute dtype; nothing of the update is as large as the parameters.
-        parameters += (itemsize(model) - 4) * workload.trained_params
-    of_state = parameters / workload.state_shards + moment_bytes(workload)
+        # Copies in the narrower dtype; nothing of the update is as large as the parameters.
+        copies = weight_bytes(workload) * min(1, item / jnp.dtype(workload.optimizer.params_dtype).itemsize)
+        gradients += copies - gradient_bytes(workload)
+    of_state = state_bytes(workload) + gradients + workload.frozen_bytes / workload.state_shards
     of_state -= offloaded_state(workload) + offloaded_gradients(workload)
     return {
         "kept layer inputs": here,

@@ -28,6 +28,7 @@ OF_TRAINING = (
     "offload",
     "optimizer",
     "optimizer_offload",
+    "params_dtype",
     "moment_dtype",
     "host_gib",
     "fetch_ahead",

@@ -21,7 +21,7 @@ from ringformer.ops.layouts import PARTS
 from ringformer.parallel.device_order import check_slices
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
-from ringformer.runs.config import Config, DataConfig, OptimizerConfig, check_offload
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig, check_offload, check_trained_dtype
 
 ADAMW = OptimizerConfig()
 
@@ -94,7 +94,7 @@ class Workload:
 
     @property
     def weights_in_host(self) -> bool:
-        """True if the float32 weights are in host memory; adapters stay on the devices."""
+        """True if the weights are in host memory; adapters stay on the devices."""
         return self.optimizer.offloads("state") and not self.lora.rank
 
     @property
@@ -185,6 +185,7 @@ class Workload:
         check_slices(self.mesh_shape[0], self.target.slices)
         check_offload(self.optimizer, self.model, self.accumulate)
         check_batch(self.model.layout, self.model.ulysses, mesh, self.seq_len, self.batch_size, self.accumulate)
+        check_trained_dtype(self.optimizer, self.lora)
         if self.has_closed_forms and self.model.ring == "gathered":
             check_gathered_keys(self.model, mesh, self.seq_len, self.batch_size // self.accumulate, self.target.chip)
         self.with_kernel()  # raises if it cannot
@@ -270,6 +271,8 @@ def estimate_command(workload: Workload) -> str:
         words.append(f"--optimizer={workload.optimizer.name}")
     if workload.optimizer.offload != "none":
         words.append(f"--optimizer_offload={workload.optimizer.offload}")
+    if workload.optimizer.params_dtype != "float32":
+        words.append(f"--params_dtype={workload.optimizer.params_dtype}")
     if workload.optimizer.moment_dtype != "float32":
         words.append(f"--moment_dtype={workload.optimizer.moment_dtype}")
     if workload.target.host_gib is not None:
