@@ -41,7 +41,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     Args:
       run_dir: the folder of a training run, or one that `from_hf` wrote.
       dtype: float32, bfloat16 or float16. None: the dtype of the Hugging Face model that the run began with (the run
-        itself has float32, which is twice as large) or, if there was none, the dtype as stored.
+        itself may have float32, which is twice as large) or, if there was none, the dtype as stored.
       shard_bytes: maximum size of a file, unless a single tensor is larger.
 
     Raises:

@@ -43,7 +43,7 @@ def from_hf(
     `out` for all other files.
 
     Args:
-      dtype: dtype on disk, float32, bfloat16 or float16. A run trains in float32 in any case.
+      dtype: dtype on disk, float32, bfloat16 or float16. A run trains in that of `optimizer.params_dtype`.
       adapters: folder of PEFT's with LoRA adapters to add to the weights.
       rope: another rope than the model's, or none, which config.json then has; it is also recorded there.
 

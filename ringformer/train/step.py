@@ -106,9 +106,11 @@ def make_gradients(
 
     def gradients(params, batch, *frozen):
         copies = vary(device_copies(params, config.compute_dtype), AXIS_NAMES)
-        params = jax.tree.map(
-            lambda x, copy: x if copy is None else _without_values(x, gradients_in_host), params, copies
-        )
+
+        def gets_gradient(x, copy):
+            return x if copy is None else _without_values(x, gradients_in_host)
+
+        params = jax.tree.map(gets_gradient, params, copies)
 
         def loss_sum(params, batch):
             params = jax.tree.map(lambda x, copy: x if copy is None else Copy(copy, x), params, copies)

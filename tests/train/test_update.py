@@ -113,9 +113,10 @@ def test_an_evaluation_reads_offloaded_weights(few_rows, mesh_dim, rank):
 
 
 @pytest.mark.slow
-def test_a_users_rows_have_the_same_bits():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_users_rows_have_the_same_bits(dtype):
     """All numbers of 20 states, whatever is offloaded and however many rows travel."""
-    for of_offload in in_own_process("rows").values():
+    for of_offload in in_own_process("rows", dtype).values():
         assert of_offload == {"128": 0, "512": 0, str(2**20): 0}
 
 

@@ -3,6 +3,7 @@
 As a process, `python -m tests.train.updates` compiles them as users' programs are, not as the suite's:
 
     python -m tests.train.updates rows                  # numbers of a toy's states that differ, by offload and rows
+    python -m tests.train.updates rows bfloat16         # the same of weights in bfloat16
     python -m tests.train.updates run MESH OFFLOAD RANK # those of a model's state after 20 steps
 """
 
@@ -53,7 +54,9 @@ def memories(tree) -> list[str]:
     return [x.sharding.memory_kind for x in jax.tree.leaves(tree)]
 
 
-def toy(offload: str, mesh: Mesh, layers: int = 6, width: int = 16, vocabulary: int = 96, head: int = 8):
+def toy(
+    offload: str, mesh: Mesh, layers: int = 6, width: int = 16, vocabulary: int = 96, head: int = 8, dtype="float32"
+):
     """Optimizer and shardings of stacked layers of two shapes, matrices of many rows, and a vector that stays."""
 
     def sharded(dim, *shape):
@@ -67,6 +70,7 @@ def toy(offload: str, mesh: Mesh, layers: int = 6, width: int = 16, vocabulary: 
     optimizer = make_optimizer(OPTIMIZER, 100, LETTERS)
     in_host = jax.tree.map(lambda w, of: replace(w, in_host=is_matrix(of)), weights, LETTERS)
     params = in_host if offload in ("state", "all") else weights
+    params = jax.tree.map(lambda w, of: replace(w, dtype=dtype if is_matrix(of) else w.dtype), params, LETTERS)
     moments = weights if offload == "none" else in_host
     return optimizer, state_shardings(params, optimizer, moments)
 
@@ -92,17 +96,17 @@ def toy_step(optimizer: optax.GradientTransformation, shardings: TrainState, mes
 
 
 @cache
-def toy_states(offload: str) -> list[TrainState]:
+def toy_states(offload: str, dtype: str = "float32") -> list[TrainState]:
     """The states of 20 steps with random gradients, the fourth of which is not sound."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    optimizer, shardings = toy(offload, mesh)
+    optimizer, shardings = toy(offload, mesh, dtype=dtype)
     rng = np.random.default_rng(3)
     abstract = abstract_state(shardings, optimizer, mesh)
     on_device = abstract_state(toy("none", mesh)[1], optimizer, mesh)
 
     def draw(params):
         drawn = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), params)
-        return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, params)
+        return jax.tree.map(lambda x, like: jax.device_put(x.astype(like.dtype), like.sharding), drawn, params)
 
     state = zeros(abstract)._replace(params=draw(abstract.params))
     step = toy_step(optimizer, shardings, mesh)
@@ -124,11 +128,12 @@ def trained(
     steps: int = 20,
     clip_norm: float = 0.5,
     config: ModelConfig = CONFIG,
+    dtype: str = "float32",
 ):
     """The run's program, the state after the steps, and the losses."""
     devices = int(np.prod([int(n) for n in mesh_dim.split(",")]))
     mesh = make_mesh(mesh_dim, jax.devices()[:devices])
-    optimizer = replace(OPTIMIZER, offload=offload, clip_norm=clip_norm)
+    optimizer = replace(OPTIMIZER, offload=offload, clip_norm=clip_norm, params_dtype=dtype)
     program = make_program(config, mesh, optimizer, steps=40, seq_len=T, lora=lora)
     order = permutation(config.layout, T, mesh.shape["sp"])
     batch = jax.tree.map(lambda x: jax.device_put(x[:, order], NamedSharding(mesh, BATCH)), packed_batch())
@@ -156,7 +161,7 @@ def differing(a, b) -> int:
     return sum(jax.tree.leaves(found))
 
 
-def toys_that_differ() -> dict[str, dict[str, int]]:
+def toys_that_differ(dtype: str = "float32") -> dict[str, dict[str, int]]:
     """Numbers of all states of a toy that differ from those on the devices, by what is offloaded and bytes of rows."""
     found: dict[str, dict[str, int]] = {}
     for offload in ("moments", "state", "all"):
@@ -164,7 +169,7 @@ def toys_that_differ() -> dict[str, dict[str, int]]:
         for row_bytes in (128, 512, 2**20):
             host_memory.ROW_BYTES = row_bytes
             toy_states.cache_clear()
-            pairs = zip(toy_states(offload), toy_states("none"), strict=True)
+            pairs = zip(toy_states(offload, dtype), toy_states("none", dtype), strict=True)
             found[offload][str(row_bytes)] = sum(differing(a, b) for a, b in pairs)
     return found
 
@@ -188,4 +193,4 @@ def run_that_differs(mesh_dim: str, offload: str, rank: str) -> dict[str, int]:
 if __name__ == "__main__":
     simulate_cpu_devices(8)
     what, *arguments = sys.argv[1:]
-    print(json.dumps(toys_that_differ() if what == "rows" else run_that_differs(*arguments)))
+    print(json.dumps(toys_that_differ(*arguments) if what == "rows" else run_that_differs(*arguments)))
