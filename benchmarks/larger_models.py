@@ -1,5 +1,5 @@
-"""Compile train steps of models whose state does not fit on the devices, with parts of it in the host's memory, and of
-slices that the network between their hosts joins.
+"""Compile train steps of models whose state does not fit on the devices, with parts of it in the host's memory, with
+weights in bfloat16, and of slices that the network between their hosts joins.
 
     python benchmarks/larger_models.py                       # all: half a minute each; needs both compilers
     python benchmarks/larger_models.py --only=llama3_70b     # those with this in their name
@@ -12,7 +12,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks.result_files import made, write_results
 from benchmarks.tables import write_table
@@ -38,16 +38,21 @@ class Case(NamedTuple):
     state: Offload
     settings: tuple[tuple[str, int | bool | str], ...] = ()
     host_gib: float | None = None
+    params_dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def name(self) -> str:
-        return f"{self.model} {self.target} {self.seq_len} {self.state}"
+        words = [self.model, self.target, str(self.seq_len), self.state]
+        if self.params_dtype != "float32":
+            words.append(self.params_dtype)
+        return " ".join(words)
 
     def workload(self) -> Workload:
         target = with_host_memory(find_target(self.target), self.host_gib)
         workload = preset_workload(self.model, target, self.seq_len, **dict(self.settings))
         workload = replace(workload, mesh_dim=self.mesh_dim, batch_size=self.batch_size).with_kernel()[0]
-        return offloading(workload, self.state)
+        optimizer = replace(workload.optimizer, params_dtype=self.params_dtype)
+        return offloading(replace(workload, optimizer=optimizer), self.state)
 
 
 LONG = (("offload", True), ("head_groups", 8))
@@ -57,6 +62,7 @@ CASES = (
     Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "moments"),
     Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "state"),
     Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "all"),
+    Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "none", params_dtype="bfloat16"),
     Case("llama3_8b", "v5p-128", "1,64,1,1", 64, 8192, "none"),
     Case("llama3_8b", "v5p-128", "1,64,1,1", 64, 8192, "moments"),
     Case("llama3_8b", "v5p-128", "1,64,1,1", 64, 8192, "state"),
@@ -88,7 +94,8 @@ def table(rows: dict[str, dict]) -> str:
     lines = ["| model | on | tokens | in host memory | each device, GiB | its host, GiB | step | |", "|---" * 8 + "|"]
     for case in CASES:
         row = rows.get(case.name)
-        if row is None or "xv" in case.target:  # joined slices are on another page
+        elsewhere = "xv" in case.target or case.params_dtype != "float32"
+        if row is None or elsewhere:
             continue
         seconds = row["step_seconds_model"]
         step = "-" if seconds is None else f"{seconds:,.2f} s" if seconds < 10 else f"{seconds:,.0f} s"
@@ -113,8 +120,8 @@ def main() -> None:
             print(case.name, flush=True)
             rows[case.name] = compile_case(case)
             content = {
-                "what": "compiled: train steps with parts of the state in host memory, and on joined slices; bytes of "
-                "one device; seconds are modelled from the compiled schedule",
+                "what": "compiled: train steps with parts of the state in host memory, with weights in bfloat16, and "
+                "on joined slices; bytes of one device; seconds are modelled from the compiled schedule",
                 "command": "python benchmarks/larger_models.py",
                 "steps": rows,
             }

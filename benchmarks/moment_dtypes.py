@@ -3,7 +3,7 @@
     python benchmarks/moment_dtypes.py                # 500 steps of three seeds: an hour of one core
     python benchmarks/moment_dtypes.py --steps=25     # quick, to see that it works
 
-Runs are kept in --runs, and resumed; what is in --out already is not trained again.
+Runs are kept in --runs, and resumed.
 """
 
 import argparse

@@ -30,6 +30,7 @@ DEFINES = {
     "optimizer.eps",
     "optimizer.weight_decay",
     "optimizer.clip_norm",
+    "optimizer.params_dtype",
     "optimizer.skip_spikes",
 }
 """Keys whose values are compared as they are."""

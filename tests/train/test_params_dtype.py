@@ -160,6 +160,20 @@ def test_another_dtype_is_another_run(folder):
         assert "continue the run with --allow=optimizer.params_dtype" in str(error.value)
 
 
+@pytest.mark.slow
+def test_a_run_may_go_on_in_float32_if_that_is_allowed(folder):
+    """With the weights that it had."""
+    shutil.copytree(folder / "narrow", folder / "wider")
+    shutil.rmtree(folder / "wider" / "checkpoints" / "4")
+    wide = dataclasses.replace(NARROW, params_dtype="float32")
+    train(prepare(run_config(folder, "wider", optimizer=wide), allow=["optimizer.params_dtype"]))
+    losses = []
+    for name in ("narrow", "wider"):
+        losses.append([row["loss"] for row in read_metrics(folder / name) if "loss" in row])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert read_parameters(str(folder / "wider"), 4)["embed"].dtype == np.float32
+
+
 def stored(folder: Path) -> dict[str, np.ndarray]:
     """The weights of the trained run as they are on disk."""
     return by_name(read_parameters(str(folder / "narrow"), 4))
@@ -250,13 +264,13 @@ def test_a_run_resumes_on_another_mesh_and_without_host_memory(tmp_path):
 @on_tpu
 @pytest.mark.slow
 def test_a_compiled_step_has_no_float32_weights():
-    """Its arguments are two bytes a parameter smaller, and its temporaries no larger."""
+    """Its arguments are two bytes a parameter smaller, with the padding of shards, and its temporaries no larger."""
     model = preset_config("llama_7b", num_layers=2)
     target = find_target("v5e:2x2")
     wide, _ = Workload(model, target, "1,4,1,1", 2**12, batch_size=4).with_kernel()
     narrow = dataclasses.replace(wide, optimizer=OptimizerConfig(params_dtype="bfloat16"))
     before, after = compile_apart(wide), compile_apart(narrow)
     saved = 2 * wide.trained_params / 4
-    assert before.state_bytes - after.state_bytes == pytest.approx(saved, rel=0.001)
-    assert after.state_bytes == pytest.approx(state_bytes(narrow), rel=0.001)
+    assert before.state_bytes - after.state_bytes == pytest.approx(saved, rel=0.02)
+    assert after.state_bytes == pytest.approx(state_bytes(narrow), rel=0.02)
     assert before.peak_bytes - after.peak_bytes >= 0.99 * saved
