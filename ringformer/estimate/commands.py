@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ringformer.estimate.workloads.command_tools import MODEL_FLAGS, given
-from ringformer.runs.config import Offload, OptimizerName
+from ringformer.runs.config import Offload
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,9 @@ class EstimateOptions:
     """sequences per step (default of a preset: 1)"""
     accumulate: int | None = None
     """microbatches per step (default of a preset: 1)"""
-    optimizer: OptimizerName | None = None
-    """adamw (default of a preset), lion or adafactor"""
     optimizer_offload: Offload | None = None
     """part of the state in the host's memory: moments, state (weights, too), all (gradients, too) or none (default of
     a preset)"""
-    params_dtype: Literal["float32", "bfloat16"] | None = None
-    """dtype of the weights between steps: float32 (default of a preset) or bfloat16"""
-    moment_dtype: str | None = None
-    """dtype of the optimizer's moments: float32 (default of a preset), bfloat16, or first,second"""
     host_gib: float | None = None
     """host memory for each device, in GiB; default: that of a usual host"""
     tokens: float | None = None
@@ -80,6 +74,7 @@ COUNTS = (
 def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Add the arguments of `ringformer estimate`."""
     from ringformer.cli.dataclass_flags import add_flags
+    from ringformer.estimate.workloads.state_flags import StateFlags
     from ringformer.models.decoder_config import DecoderConfig
 
     parser.description = (
@@ -90,6 +85,7 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     )
     parser.set_defaults(overrides=[])
     add_flags(parser, EstimateOptions)
+    add_flags(parser, StateFlags)
     add_flags(parser, DecoderConfig, MODEL_FLAGS, unset=True)
     return _estimate
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.data.packing.document_lengths import share_or_times
+from ringformer.estimate.choices.candidates import offloading
 from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings
 from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
@@ -21,6 +22,7 @@ from ringformer.estimate.reports.report import closed_form_text, estimate_json, 
 from ringformer.estimate.reports.run_estimate import RunEstimate, compile_others, programs_json, programs_text
 from ringformer.estimate.reports.time_report import device_hours, duration, step_seconds
 from ringformer.estimate.workloads.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
+from ringformer.estimate.workloads.state_flags import with_state
 from ringformer.estimate.workloads.targets import Target, find_target, with_host_memory
 from ringformer.estimate.workloads.training import Workload, preset_workload, stage_workloads
 from ringformer.hardware import GiB
@@ -120,12 +122,9 @@ def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload]
             first = f"--{next(iter(settings))}"
             raise ValueError(f"{first}: {type(w.model).__name__} is not a LLaMA; use its own --config.model.NAME=VALUE")
     shape = given(args, ("mesh_dim", "seq_len", "batch_size", "accumulate", "tokens"))
-    changed = given(args, ("params_dtype", "moment_dtype"))
-    if args.optimizer is not None:
-        changed["name"] = args.optimizer
+    workloads = [with_state(w, args) for w in workloads]
     if args.optimizer_offload is not None:
-        changed["offload"] = args.optimizer_offload
-    workloads = [replace(w, optimizer=replace(w.optimizer, **changed)) for w in workloads]
+        workloads = [offloading(w, args.optimizer_offload) for w in workloads]
     return [replace(w, model=replace(w.model, **settings), **shape) for w in workloads], stages > 0
 
 

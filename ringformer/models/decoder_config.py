@@ -72,7 +72,7 @@ class DecoderConfig:
     """Way of the keys to the other ranks: one_way: from neighbour to neighbour; both_ways: half of them in each
     direction, which on a torus takes half the time; gathered: all at once, for short shards."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Dtype of gathered weights and of activations; parameters and sums are float32."""
+    """Dtype of gathered weights and of activations; sums are float32."""
     remat: Remat = "full"
     """Arrays that a layer keeps for its backward: full: only its input; attention: also the attention's output, and the
     feed-forward's where a norm follows it; feedforward: also the feed-forward's hidden products; dots: also the outputs

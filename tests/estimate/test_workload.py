@@ -1,11 +1,15 @@
 """What a workload is in numbers and as a command line."""
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ringformer.cli.dataclass_flags import add_flags
+from ringformer.estimate.closed_forms.training import state_bytes
+from ringformer.estimate.workloads.state_flags import StateFlags, state_keys, with_state
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import MemorySettings, Workload, estimate_command
 from ringformer.models.families.llama import LlamaConfig, preset
@@ -45,3 +49,38 @@ def test_chunks_layout_and_microbatches_are_said():
     assert "accumulate" not in estimate_command(replace(TINY, accumulate=1))
     assert "--layout=striped" in command and "--q_chunk=512" in command and "k_chunk" not in command
     assert command.endswith(" --offload --json")
+
+
+@pytest.mark.parametrize(
+    ("flags", "state"),
+    [
+        (["--optimizer=lion", "--moment_dtype=bfloat16"], {"optimizer": {"name": "lion", "moment_dtype": "bfloat16"}}),
+        (["--params_dtype=bfloat16"], {"optimizer": {"params_dtype": "bfloat16"}}),
+        (["--lora_rank=8", "--lora_base_dtype=bfloat16"], {"lora": {"rank": 8, "base_dtype": "bfloat16"}}),
+    ],
+)
+def test_flags_of_the_state_are_those_of_its_command_and_keys(flags, state):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, StateFlags)
+    workload = with_state(TINY, parser.parse_args(flags))
+    parts = {"optimizer": TINY.optimizer, "lora": TINY.lora}
+    assert workload == replace(TINY, **{name: replace(parts[name], **values) for name, values in state.items()})
+    assert set(flags) <= set(estimate_command(workload).split())
+    keys = [f"{part}.{name}={value}" for part, values in state.items() for name, value in values.items()]
+    assert state_keys(workload) == keys and state_keys(TINY) == []
+    assert state_bytes(workload) != state_bytes(TINY)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lora_base_dtype=bfloat16"], "set lora.rank"),
+        (["--lora_rank=8", "--params_dtype=bfloat16"], "optimizer.params_dtype=bfloat16 with lora.rank=8"),
+        (["--optimizer=adafactor", "--moment_dtype=bfloat16"], "optimizer.name=adafactor has float32 means"),
+    ],
+)
+def test_flags_of_the_state_that_contradict_each_other_are_refused(flags, said):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, StateFlags)
+    with pytest.raises(ValueError, match=said):
+        with_state(TINY, parser.parse_args(flags))

@@ -145,11 +145,11 @@ def test_a_step_reads_weights_from_host_memory(few_rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize(("rank", "dtype"), [(0, "float32"), (3, "float32"), (0, "bfloat16")])
 @pytest.mark.parametrize("offload", ["moments", "state", "all"])
 @pytest.mark.parametrize("mesh_dim", ["1,1,1,8", "1,2,2,2", "2,2,1,2"])
-def test_a_run_has_the_same_bits(mesh_dim, offload, rank):
-    found = in_own_process("run", mesh_dim, offload, str(rank))
+def test_a_run_has_the_same_bits(mesh_dim, offload, rank, dtype):
+    found = in_own_process("run", mesh_dim, offload, str(rank), dtype)
     assert found.pop("in host memory") > 0
     assert found == {"state": 0, "losses": 0, "fell": 1}
 

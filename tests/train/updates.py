@@ -4,7 +4,7 @@ As a process, `python -m tests.train.updates` compiles them as users' programs a
 
     python -m tests.train.updates rows                  # numbers of a toy's states that differ, by offload and rows
     python -m tests.train.updates rows bfloat16         # the same of weights in bfloat16
-    python -m tests.train.updates run MESH OFFLOAD RANK # those of a model's state after 20 steps
+    python -m tests.train.updates run MESH OFFLOAD RANK DTYPE # those of a model's state after 20 steps
 """
 
 import json
@@ -174,14 +174,14 @@ def toys_that_differ(dtype: str = "float32") -> dict[str, dict[str, int]]:
     return found
 
 
-def run_that_differs(mesh_dim: str, offload: str, rank: str) -> dict[str, int]:
+def run_that_differs(mesh_dim: str, offload: str, rank: str, dtype: str) -> dict[str, int]:
     """Numbers of a model's state, and losses, that differ after 20 steps; and the losses that fell. A gradient in host
     memory is summed up in another order for its norm, so nothing is clipped there."""
     host_memory.ROW_BYTES = 512
     lora = LoraConfig(rank=int(rank)) if int(rank) else NO_ADAPTERS
     clip_norm = 1e9 if offload == "all" else 0.5
-    _, expected, losses = trained(mesh_dim, "none", lora, clip_norm=clip_norm)
-    _, found, same = trained(mesh_dim, offload, lora, clip_norm=clip_norm)
+    _, expected, losses = trained(mesh_dim, "none", lora, clip_norm=clip_norm, dtype=dtype)
+    _, found, same = trained(mesh_dim, offload, lora, clip_norm=clip_norm, dtype=dtype)
     return {
         "state": differing(found, expected),
         "losses": sum(a != b for a, b in zip(losses, same, strict=True)),

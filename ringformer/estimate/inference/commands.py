@@ -13,7 +13,7 @@ from ringformer.estimate.reports.report import origin, title
 from ringformer.estimate.workloads.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
 from ringformer.estimate.workloads.inference import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.workloads.targets import find_target
-from ringformer.estimate.workloads.training import named_model
+from ringformer.estimate.workloads.training import STATE_KEYS, named_model
 
 PROGRAM = {"prefill": PREFILL, "decode": DECODE}
 OF_TRAINING = (
@@ -26,10 +26,8 @@ OF_TRAINING = (
     "remat_group",
     "head_groups",
     "offload",
-    "optimizer",
     "optimizer_offload",
-    "params_dtype",
-    "moment_dtype",
+    *STATE_KEYS,
     "host_gib",
     "fetch_ahead",
     "generate_code",

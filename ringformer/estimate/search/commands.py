@@ -33,6 +33,7 @@ class PlanOptions:
 def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Add the arguments of `ringformer plan`."""
     from ringformer.cli.dataclass_flags import add_flags
+    from ringformer.estimate.workloads.state_flags import StateFlags
     from ringformer.models.decoder_config import DecoderConfig
 
     parser.description = (
@@ -43,6 +44,7 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
         "seconds are based on machine code."
     )
     add_flags(parser, PlanOptions)
+    add_flags(parser, StateFlags)
     add_flags(parser, DecoderConfig, ["compute_dtype"])
     return _plan
 
@@ -54,6 +56,7 @@ def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
     from ringformer.estimate.search.plan import longest_plan, longest_plan_within, plan
     from ringformer.estimate.search.plan_report import how_it_fits, packing_text, plan_text
+    from ringformer.estimate.workloads.state_flags import with_state
     from ringformer.estimate.workloads.targets import find_target, only_compilers, with_host_memory
     from ringformer.estimate.workloads.training import preset_workload
     from ringformer.settings import LARGEST
@@ -77,7 +80,7 @@ def _plan(args: argparse.Namespace) -> int:
     only_compilers()
     target = with_host_memory(find_target(args.target), args.host_gib)
     goal = preset_workload(args.model, target, args.seq_len or 0, compute_dtype=args.compute_dtype)
-    goal = replace(goal, batch_size=args.batch_size or 0)
+    goal = with_state(replace(goal, batch_size=args.batch_size or 0), args)
     compiler = RunCompiler(log, generate_code=args.generate_code)
     try:
         if args.seq_len is not None:

@@ -10,6 +10,7 @@ from ringformer.estimate.reports.packed_documents import ways_to_pack
 from ringformer.estimate.reports.run_estimate import save_line, verdict_line
 from ringformer.estimate.reports.time_report import figures, seconds_of
 from ringformer.estimate.search.plan import Plan
+from ringformer.estimate.workloads.state_flags import state_keys
 from ringformer.estimate.workloads.training import Workload, described
 from ringformer.hardware import GiB
 
@@ -110,11 +111,14 @@ def _config_text(w: Workload) -> list[str]:
         attention += " --config.model.kernel=xla"
         if m.q_chunk:
             attention += f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}"
-    return [
+    lines = [
         f"    --config.seq_len={w.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
         memory,
         attention,
     ]
+    if keys := state_keys(w):
+        lines.append("    " + " ".join(f"--config.{key}" for key in keys))
+    return lines
 
 
 def _why_none(planned: Plan) -> list[str]:

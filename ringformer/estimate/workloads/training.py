@@ -25,6 +25,16 @@ from ringformer.runs.config import Config, DataConfig, OptimizerConfig, check_of
 
 ADAMW = OptimizerConfig()
 
+STATE_KEYS = {
+    "optimizer": ("optimizer", "name"),
+    "params_dtype": ("optimizer", "params_dtype"),
+    "moment_dtype": ("optimizer", "moment_dtype"),
+    "lora_rank": ("lora", "rank"),
+    "lora_base_dtype": ("lora", "base_dtype"),
+}
+"""Part and name of the key of a config that a flag of `estimate` and `plan` sets, of what a run trains and of what it
+keeps between steps."""
+
 
 @dataclass(frozen=True)
 class MemorySettings:
@@ -246,6 +256,17 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
     return workloads
 
 
+def state_settings(workload: Workload) -> dict[str, Any]:
+    """Return the values of a workload that are not those of a preset, by the flag that sets them."""
+    defaults = {"optimizer": ADAMW, "lora": NO_ADAPTERS}
+    values = {}
+    for flag, (part, name) in STATE_KEYS.items():
+        value = getattr(getattr(workload, part), name)
+        if value != getattr(defaults[part], name):
+            values[flag] = value
+    return values
+
+
 def estimate_command(workload: Workload) -> str:
     """Return the command line that estimates a preset's workload; raises ValueError if flags cannot express it."""
     model = workload.model
@@ -267,14 +288,10 @@ def estimate_command(workload: Workload) -> str:
         options[name] = changed.get(name)
     options |= {"seq_len": workload.seq_len} | vars(workload.settings)
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    if workload.optimizer.name != "adamw":
-        words.append(f"--optimizer={workload.optimizer.name}")
+    for name, value in state_settings(workload).items():
+        words.append(f"--{name}={value}")
     if workload.optimizer.offload != "none":
         words.append(f"--optimizer_offload={workload.optimizer.offload}")
-    if workload.optimizer.params_dtype != "float32":
-        words.append(f"--params_dtype={workload.optimizer.params_dtype}")
-    if workload.optimizer.moment_dtype != "float32":
-        words.append(f"--moment_dtype={workload.optimizer.moment_dtype}")
     if workload.target.host_gib is not None:
         words.append(f"--host_gib={workload.target.host_gib:g}")
     for name in ("offload", "fetch_ahead"):
