@@ -12,7 +12,7 @@ from ringformer.runs.config import OptimizerName, check_trained_dtype
 
 @dataclass
 class StateFlags:
-    """What a run trains, and the optimizer's state."""
+    """Flags of what a run trains, and of the optimizer's state."""
 
     optimizer: OptimizerName | None = None
     """adamw (default of a preset), lion or adafactor"""
