@@ -24,7 +24,7 @@ from ringformer.estimate.reports.report import estimate_json
 from ringformer.estimate.workloads.targets import compiled_by, find_target, with_host_memory
 from ringformer.estimate.workloads.training import Workload, estimate_command, preset_workload
 from ringformer.hardware import GiB
-from ringformer.runs.config import Offload
+from ringformer.runs.choices import Offload
 
 
 class Case(NamedTuple):

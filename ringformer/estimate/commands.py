@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ringformer.estimate.workloads.command_tools import MODEL_FLAGS, given
-from ringformer.runs.config import Offload
+from ringformer.runs.choices import Offload
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from ringformer.estimate.reports.report import closed_form_text, estimate_json, 
 from ringformer.estimate.reports.run_estimate import RunEstimate, compile_others, programs_json, programs_text
 from ringformer.estimate.reports.time_report import device_hours, duration, step_seconds
 from ringformer.estimate.workloads.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
-from ringformer.estimate.workloads.state_flags import with_state
 from ringformer.estimate.workloads.targets import Target, find_target, with_host_memory
+from ringformer.estimate.workloads.trained_state import with_state
 from ringformer.estimate.workloads.training import Workload, preset_workload, stage_workloads
 from ringformer.hardware import GiB
 from ringformer.parallel.runtime_environment import runtime_environment

@@ -20,6 +20,7 @@ from ringformer.files.bucket import check_url
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
+from ringformer.runs.choices import Offload, OptimizerName, ParamsDtype
 from ringformer.runs.shifted_positions import check_position_range
 from ringformer.settings import check_settings
 
@@ -52,15 +53,10 @@ class DataConfig(StoreOptions, PackingOptions):
         StoreOptions.__post_init__(self)
 
 
-OptimizerName = Literal["adamw", "lion", "adafactor"]
-
 NOT_BUILT = {
     "muon": "optimizer.name=muon orthogonalises whole matrices, which are sharded here and would have to be gathered"
 }
 """Optimizers that users ask for, and why they are not here."""
-
-Offload = Literal["none", "moments", "state", "all"]
-"""Parts of a run's state that can lie in the host's memory, each with those before it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ class OptimizerConfig:
     """Weight decay, multiplied by the learning rate; matrices only."""
     clip_norm: float = 1.0
     """Largest global norm of a gradient."""
-    params_dtype: Literal["float32", "bfloat16"] = "float32"
+    params_dtype: ParamsDtype = "float32"
     """Dtype of the matrices between steps: float32, or bfloat16, which halves them: there is no float32 copy, and each
     update is rounded stochastically. Vectors stay float32, and so do adapters."""
     moment_dtype: str = "float32"

@@ -9,8 +9,9 @@ import pytest
 
 from ringformer.cli.dataclass_flags import add_flags
 from ringformer.estimate.closed_forms.training import state_bytes
-from ringformer.estimate.workloads.state_flags import StateFlags, state_keys, with_state
+from ringformer.estimate.workloads.state_flags import StateFlags
 from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.workloads.trained_state import state_keys, with_state
 from ringformer.estimate.workloads.training import MemorySettings, Workload, estimate_command
 from ringformer.models.families.llama import LlamaConfig, preset
 from ringformer.paper.cells import cells

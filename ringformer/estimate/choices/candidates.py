@@ -27,7 +27,8 @@ from ringformer.models.config_checks import OFFLOADABLE, Remat
 from ringformer.ops.layouts import VISIBLE, WINDOWED, Layout
 from ringformer.ops.ring import RingForm
 from ringformer.ops.work_list import default_chunk
-from ringformer.runs.config import Offload, reason_against_gradients_in_host
+from ringformer.runs.choices import Offload
+from ringformer.runs.config import reason_against_gradients_in_host
 
 KEPT: list[tuple[Remat, bool]] = [*product(OFFLOADABLE, (False, True)), ("feedforward", False)]
 """Kinds of rematerialisation, each with whether host memory has what is kept."""

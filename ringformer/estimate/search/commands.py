@@ -56,8 +56,8 @@ def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
     from ringformer.estimate.search.plan import longest_plan, longest_plan_within, plan
     from ringformer.estimate.search.plan_report import how_it_fits, packing_text, plan_text
-    from ringformer.estimate.workloads.state_flags import with_state
     from ringformer.estimate.workloads.targets import find_target, only_compilers, with_host_memory
+    from ringformer.estimate.workloads.trained_state import with_state
     from ringformer.estimate.workloads.training import preset_workload
     from ringformer.settings import LARGEST
 

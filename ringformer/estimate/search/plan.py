@@ -56,7 +56,7 @@ ALMOST = 1.05
 def plan(
     goal: Workload,
     compiler: RunCompiler,
-    attempts: int = 4,
+    attempts: int = 8,
     excess: float = 1.0,
     max_step_seconds: float = math.inf,
 ) -> Plan:

@@ -10,7 +10,7 @@ from ringformer.estimate.reports.packed_documents import ways_to_pack
 from ringformer.estimate.reports.run_estimate import save_line, verdict_line
 from ringformer.estimate.reports.time_report import figures, seconds_of
 from ringformer.estimate.search.plan import Plan
-from ringformer.estimate.workloads.state_flags import state_keys
+from ringformer.estimate.workloads.trained_state import state_keys
 from ringformer.estimate.workloads.training import Workload, described
 from ringformer.hardware import GiB
 
