@@ -14,7 +14,7 @@ class EstimateOptions:
     """The flags of an estimate, except the model's settings (`MODEL_FLAGS`)."""
 
     target: str
-    """v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ..."""
+    """v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, 2x32xH100, ..."""
     mode: Literal["train", "prefill", "decode"] = "train"
     """train: a training run; prefill: read the context into the cache; decode: generate one token with a full cache"""
     model: str | None = None
@@ -41,6 +41,8 @@ class EstimateOptions:
     a preset)"""
     host_gib: float | None = None
     """host memory for each device, in GiB; default: that of a usual host"""
+    group_gb_per_s: float | None = None
+    """for groups of GPUs (2x32xH100): GB/s of one GPU between groups, e.g. 1.6"""
     tokens: float | None = None
     """total training tokens, e.g. 1e9: adds days and device-hours"""
     json: bool = False

@@ -22,7 +22,7 @@ from ringformer.estimate.reports.report import closed_form_text, estimate_json, 
 from ringformer.estimate.reports.run_estimate import RunEstimate, compile_others, programs_json, programs_text
 from ringformer.estimate.reports.time_report import device_hours, duration, step_seconds
 from ringformer.estimate.workloads.command_tools import DOES_NOT_FIT, MODEL_FLAGS, given, log
-from ringformer.estimate.workloads.targets import Target, find_target, with_host_memory
+from ringformer.estimate.workloads.targets import Target, find_target, with_group_network, with_host_memory
 from ringformer.estimate.workloads.trained_state import with_state
 from ringformer.estimate.workloads.training import Workload, preset_workload, stage_workloads
 from ringformer.hardware import GiB
@@ -35,6 +35,7 @@ def estimate_training(args: argparse.Namespace) -> int:
     """Estimate a training run, by compiling its programs or by closed forms, and print the report."""
     _check(args)
     target = with_host_memory(find_target(args.target), args.host_gib)
+    target = with_group_network(target, args.group_gb_per_s)
     workloads, staged = _workloads(args, target)
     as_text = not args.json and (not staged or len(workloads) == 1)
 

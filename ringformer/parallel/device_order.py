@@ -13,7 +13,9 @@ Several TPU slices are joined by the network between their hosts, which is slowe
 outermost parts of dp: no ring, and nothing that shards weights or heads, crosses it.
 
 GPUs of a node are all connected to each other; the network between nodes is slower. A ring of GPUs should leave a node
-as rarely as possible. `tp`, which moves more bytes, should not leave it at all, nor should the devices of a rank.
+as rarely as possible. `tp`, which moves more bytes, should not leave it at all, nor should the devices of a rank. Where
+a slower network still joins groups of nodes, such as racks, the groups are the outermost parts of dp: processes must be
+numbered group by group.
 """
 
 import itertools
@@ -69,12 +71,12 @@ def order_devices(devices: list[Any], shape: tuple[int, int, int, int], ulysses:
     return grid[tuple(np.moveaxis(chips, -1, 0))].reshape(shape)
 
 
-def check_slices(dp: int, slices: int) -> None:
-    """Raise ValueError if the slices do not divide dp."""
+def check_slices(dp: int, slices: int, slices_are: str = "slices") -> None:
+    """Raise ValueError if the slices, or groups of GPUs (`slices_are`), do not divide dp."""
     if dp % slices:
         raise ValueError(
-            f"dp={dp} is not a multiple of the {slices} slices, each of which has whole rings and whole copies of the "
-            f"weights: begin mesh_dim with a multiple of {slices}"
+            f"dp={dp} is not a multiple of the {slices} {slices_are}, each of which has whole rings and whole copies "
+            f"of the weights: begin mesh_dim with a multiple of {slices}"
         )
 
 

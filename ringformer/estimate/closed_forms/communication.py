@@ -179,9 +179,10 @@ def _state(workload: Workload) -> float:
 
 
 def _slices(workload: Workload) -> float:
-    """The gradients' shards are summed over the slices when all of them are known, and wait for the hosts' network."""
+    """The gradients' shards are summed over the slices, or groups of GPUs, when all of them are known, and wait for the
+    network between those. Each of them counts as one copy of the weights (dp = slices)."""
     target = workload.target
-    if target.slices == 1 or target.chip.node_bandwidth is None:
+    if target.slices == 1:
         return 0.0
     shard = weight_bytes(workload)
-    return 2 * (target.slices - 1) / target.slices * shard / target.chip.node_bandwidth
+    return 2 * (target.slices - 1) / target.slices * shard / target.slice_bandwidth

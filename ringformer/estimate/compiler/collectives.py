@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ringformer.estimate.seconds.link_loads import QUEUED
 from ringformer.estimate.seconds.overlap import Transfer
-from ringformer.estimate.seconds.transfers import ACROSS_SLICES, FROM_HOST, TO_HOST
+from ringformer.estimate.seconds.transfers import ACROSS_GROUPS, ACROSS_SLICES, FROM_HOST, OTHER_ACROSS_GROUPS, TO_HOST
 from ringformer.hardware import GiB
 from ringformer.ops.ring import GATHERED
 from ringformer.parallel.gather_weight import GATHER, SCATTER
@@ -20,6 +20,8 @@ PURPOSES = (
     "weights gathered",
     "gradients reduced",
     "summed across slices",
+    "summed across groups",
+    "other across groups",
     "activations gathered",
     "partial results merged",
     "other",
@@ -31,6 +33,16 @@ the last iteration. A gathered ring gathers keys; where the compiler rewrites th
 their name and count as gradients reduced. Heads are exchanged among the devices that are one rank of the ring. Only
 training has gradients. Only inference gathers activations and merges partial results, for split products and for
 attention to a cache that is spread over devices. "Other" are activations over tp, and scalars like the loss."""
+
+
+_OF_KIND = {
+    ACROSS_SLICES: "summed across slices",
+    ACROSS_GROUPS: "summed across groups",
+    OTHER_ACROSS_GROUPS: "other across groups",
+    TO_HOST: "offloaded, to the host",
+    FROM_HOST: "offloaded, from the host",
+}
+"""Purposes of the kinds that have a single one."""
 
 
 class Group(NamedTuple):
@@ -50,12 +62,8 @@ class Group(NamedTuple):
 
 def purpose(t: Transfer) -> str:
     """Return the purpose of a collective, one of `PURPOSES`."""
-    if t.kind == ACROSS_SLICES:
-        return "summed across slices"
-    if t.kind == TO_HOST:
-        return "offloaded, to the host"
-    if t.kind == FROM_HOST:
-        return "offloaded, from the host"
+    if t.kind in _OF_KIND:
+        return _OF_KIND[t.kind]
     if t.kind == "collective-permute":
         return "ring, inside its loops" if t.in_ring_loop else "ring, at their ends"
     if GATHERED in t.op_name:

@@ -29,6 +29,7 @@ OF_TRAINING = (
     "optimizer_offload",
     *STATE_KEYS,
     "host_gib",
+    "group_gb_per_s",
     "fetch_ahead",
     "generate_code",
     "closed_form",
@@ -45,6 +46,12 @@ def estimate_inference(args: argparse.Namespace) -> int:
     if args.overrides:
         raise ValueError(f"unexpected arguments: {' '.join(args.overrides)}")
     target = find_target(args.target)
+    if target.slices > 1:
+        one = args.target.partition("x")[2]
+        raise ValueError(
+            f"--mode={args.mode} does not apply to {args.target}: its {target.slices_are} share nothing, "
+            f"so estimate one of them, with its rows: --target={one}"
+        )
     name = args.model or "llama_7b"
     program = PROGRAM[args.mode]
     target.require_compiler()

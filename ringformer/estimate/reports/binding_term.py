@@ -81,13 +81,13 @@ def _remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
 
 def twice_as_large(target: Target) -> Target | None:
     """Return the target of the same chips that has twice as many, if there is one."""
+    if target.slices > 1:
+        return None
     if target.chip.kind == "gpu":
         twice = 2 * target.num_devices
         if twice > GPUS_OF_A_NODE and twice % GPUS_OF_A_NODE:
             return None
         return replace(find_target(f"{twice}x{target.generation}"), host_gib=target.host_gib)
-    if target.slices > 1:
-        return None
     for size in SLICES[target.generation]:
         other = find_target(f"{target.generation}-{size}")
         if other.num_devices == 2 * target.num_devices:

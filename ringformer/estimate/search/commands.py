@@ -20,6 +20,8 @@ class PlanOptions:
     """tokens of a sequence; default: as many as fit"""
     host_gib: float | None = None
     """host memory for each device, in GiB; default: that of a usual host"""
+    group_gb_per_s: float | None = None
+    """for groups of GPUs (2x32xH100): GB/s of one GPU between groups, e.g. 1.6"""
     batch_size: int | None = None
     """sequences of a step; default: as many as are fastest per token, up to 8"""
     max_step_seconds: float | None = None
@@ -56,7 +58,7 @@ def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
     from ringformer.estimate.search.plan import longest_plan, longest_plan_within, plan
     from ringformer.estimate.search.plan_report import how_it_fits, packing_text, plan_text
-    from ringformer.estimate.workloads.targets import find_target, only_compilers, with_host_memory
+    from ringformer.estimate.workloads.targets import find_target, only_compilers, with_group_network, with_host_memory
     from ringformer.estimate.workloads.trained_state import with_state
     from ringformer.estimate.workloads.training import preset_workload
     from ringformer.settings import LARGEST
@@ -79,6 +81,7 @@ def _plan(args: argparse.Namespace) -> int:
         open_one(args.store, ("train",))  # checked first: a plan takes minutes
     only_compilers()
     target = with_host_memory(find_target(args.target), args.host_gib)
+    target = with_group_network(target, args.group_gb_per_s)
     goal = preset_workload(args.model, target, args.seq_len or 0, compute_dtype=args.compute_dtype)
     goal = with_state(replace(goal, batch_size=args.batch_size or 0), args)
     compiler = RunCompiler(log, generate_code=args.generate_code)

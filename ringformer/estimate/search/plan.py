@@ -76,8 +76,8 @@ def plan(
         raise ValueError(f"seq_len={seq_len} must be at least 1; leave it out to plan the longest context")
     if goal.batch_size % target.slices:
         raise ValueError(
-            f"batch_size={goal.batch_size} is not a multiple of the {target.slices} slices of {target.name}, each of "
-            "which trains whole sequences"
+            f"batch_size={goal.batch_size} is not a multiple of the {target.slices} {target.slices_are} of "
+            f"{target.name}, each of which trains whole sequences"
         )
     ranked = list(candidates(goal))
     if not ranked:

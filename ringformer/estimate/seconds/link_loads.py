@@ -3,7 +3,8 @@
 TPU chips send a message along one dimension after the other, the shortest way; if both ways around a torus are equally
 long, half of it goes each way. Messages between several pairs of devices share the links on their ways. So a hop
 between ranks of several devices takes as long as its busiest link, and so does an exchange of heads. GPUs of a node
-reach each other over all NVLinks of a GPU, and GPUs of other nodes over the network of the GPU that sends.
+reach each other over all NVLinks of a GPU, and GPUs of other nodes over the network of the GPU that sends. What crosses
+the network between slices, or between groups of GPUs, has a rate of its own (`transfers.py`).
 """
 
 import math
@@ -29,8 +30,8 @@ class Network(NamedTuple):
     """Links between the devices of a mesh."""
 
     places: tuple[tuple[int, ...], ...]
-    """Place of each device: (x, y, z, core) of a TPU, or (node, number) of a GPU. Several slices are alike and share no
-    links: these are the places of the first one."""
+    """Place of each device: (x, y, z, core) of a TPU, or (node, number) of a GPU. Several slices, or groups of
+    GPUs, are alike and share no links: these are the places of the first one."""
     link_bandwidth: float
     """Bytes per second, one way: of one link between TPU chips, or of all NVLinks of a GPU."""
     node_bandwidth: float | None = None
@@ -38,7 +39,7 @@ class Network(NamedTuple):
     wraps: bool = False
     """True if links join the ends of each dimension of a TPU slice."""
     slices: int = 1
-    """TPU slices that the network between their hosts joins."""
+    """TPU slices that the network between their hosts joins, or groups of GPUs."""
     slice_bandwidth: float = math.inf
     """Bytes per second of a device's share of that network."""
 
@@ -46,15 +47,15 @@ class Network(NamedTuple):
 def network(target: Target, mesh: Mesh) -> Network:
     """Return the links between a target's devices, in the order of the mesh."""
     chip = target.chip
-    devices = mesh.devices.flat
+    devices = list(mesh.devices.flat)[: mesh.size // target.slices]
     if chip.kind == "gpu":
         nodes = tuple((x.process_index, x.id) for x in devices)
-        return Network(nodes, chip.link_bandwidth, chip.node_bandwidth)
-    places = tuple(map(place, devices))[: mesh.size // target.slices]
-    links = Network(places, chip.link_bandwidth, wraps=target.wraps)
-    if target.slices == 1 or chip.node_bandwidth is None:
+        links = Network(nodes, chip.link_bandwidth, chip.node_bandwidth)
+    else:
+        links = Network(tuple(map(place, devices)), chip.link_bandwidth, wraps=target.wraps)
+    if target.slices == 1:
         return links
-    return links._replace(slices=target.slices, slice_bandwidth=chip.node_bandwidth)
+    return links._replace(slices=target.slices, slice_bandwidth=target.slice_bandwidth)
 
 
 def in_first_slice(links: Network, groups: Groups) -> Groups:

@@ -19,9 +19,10 @@ from ringformer.estimate.compiled.program_text import COLLECTIVES, Program
 from ringformer.estimate.seconds.link_loads import QUEUED, gather_rate, link_seconds
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, certain_seconds, host_waits
 from ringformer.estimate.seconds.transfers import (
-    ACROSS_SLICES,
+    ACROSS,
     TO_AND_FROM_HOST,
     Span,
+    across_groups,
     collectives,
     host_copies,
     sums_across_slices,
@@ -34,7 +35,7 @@ class Transfer:
     """One collective instruction, or one copy to or from the host, executed `count` times."""
 
     kind: str
-    """One of `COLLECTIVES` or `TO_AND_FROM_HOST`, or `ACROSS_SLICES`."""
+    """One of `COLLECTIVES`, `TO_AND_FROM_HOST` or `ACROSS`."""
     dtype: str
     shape: tuple[int, ...]
     count: float
@@ -129,8 +130,8 @@ class Schedule:
 
     @property
     def exposed_slices_seconds(self) -> float:
-        """Part of `exposed_seconds`: sums across slices."""
-        return sum(t.count * t.wait for t in self.transfers if t.kind == ACROSS_SLICES)
+        """Part of `exposed_seconds`: what crosses the network between slices, or groups of GPUs."""
+        return sum(t.count * t.wait for t in self.transfers if t.kind in ACROSS)
 
     @property
     def exposed_host_seconds(self) -> float:
@@ -161,7 +162,10 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     rates = seconds.rates
     here = program.computations[name]
     links = rates.network
-    spans = [*collectives(program, here), *host_copies(here), *sums_across_slices(here, links.slices)]
+    spans = list(collectives(program, here))
+    if links.slices > 1 and links.node_bandwidth:  # a TPU's compiler writes what crosses slices as sends and receives
+        spans = [across_groups(span, links.slices, len(links.places)) for span in spans]
+    spans += [*host_copies(here), *sums_across_slices(here, links.slices)]
     if not spans:
         return []
     before = [0.0]  # seconds of computation before each instruction; branches: only certain ones
@@ -187,7 +191,7 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     transfers = queued(QUEUED, before)
     for span in spans:
         if span.kind not in (*QUEUED, *TO_AND_FROM_HOST):
-            rate = links.slice_bandwidth if span.kind == ACROSS_SLICES else gather_rate(links, span.groups)
+            rate = links.slice_bandwidth if span.kind in ACROSS else gather_rate(links, span.groups)
             on_its_way = span.bytes / rate
             cover = _cover(span, before)
             transfers.append(transfer(span, on_its_way, cover, max(0.0, on_its_way - cover)))

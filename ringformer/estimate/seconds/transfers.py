@@ -1,6 +1,7 @@
 """Transfers of a computation of a compiled program: which instructions start them, and which wait for them."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -11,6 +12,15 @@ TO_HOST = "copy to the host"
 FROM_HOST = "copy from the host"
 ACROSS_SLICES = "sum across slices"
 """Kind of the sums of arrays over TPU slices that the network between hosts joins."""
+
+ACROSS_GROUPS = "sum across groups"
+"""Kind of the sums of arrays over groups of GPUs that a slower network joins."""
+
+OTHER_ACROSS_GROUPS = "other across groups"
+"""Kind of any other collective over these groups. Meshes of whole groups have none."""
+
+ACROSS = (ACROSS_SLICES, ACROSS_GROUPS, OTHER_ACROSS_GROUPS)
+"""Kinds of what crosses the network between slices or groups."""
 
 TO_AND_FROM_HOST = (TO_HOST, FROM_HOST)
 """Kinds of transfers other than collectives: arrays that are kept in host memory."""
@@ -98,6 +108,26 @@ def sums_across_slices(here: Mapping[str, Instruction], slices: int) -> Iterator
             moved = 2 * (slices - 1) / slices * summed.bytes
             op_name = x.op_name or x.search(r'rendezvous="([^"]*)"') or ""
             yield Span(ACROSS_SLICES, summed, round(moved), op_name, i, ends.get(x.name))
+
+
+def across_groups(span: Span, groups: int, devices: int) -> Span:
+    """Return a collective of GPUs as one of the kinds across groups, each of `devices` GPUs, if it leaves any of them.
+
+    A sum over n GPUs, of which m are in each group, is a ring (NCCL) that leaves a group over each of the m networks:
+    one GPU sends 1/m of its (n - 1)/n parts across. Of anything else, all bytes count as if they crossed.
+    """
+    together = []
+    for members in span.groups or (tuple(range(groups * devices)),):
+        in_groups = Counter(member // devices for member in members)
+        if len(in_groups) > 1:
+            together.append(min(in_groups.values()))
+    if not together:
+        return span
+    if span.kind not in ("all-reduce", "reduce-scatter"):
+        return span._replace(kind=OTHER_ACROSS_GROUPS)
+    number = len(span.groups[0]) if span.groups else groups * devices
+    crossing = span.bytes * (number - 1) / number / min(together)
+    return span._replace(kind=ACROSS_GROUPS, bytes=round(crossing))
 
 
 def host_copies(here: Mapping[str, Instruction]) -> Iterator[Span]:

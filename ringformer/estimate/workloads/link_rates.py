@@ -92,11 +92,11 @@ def keys_rate(workload: Workload) -> float:
 
 
 def weights_rate(workload: Workload) -> float:
-    """Bytes per second of a gather of weights, or a sum of their gradients, over all devices: on TPUs, over both
-    directions of each dimension of the slice."""
+    """Bytes per second of a gather of weights, or a sum of their gradients, over all devices of a slice or group: on
+    TPUs, over both directions of each dimension of the slice."""
     target = workload.target
     if target.chip.kind == "gpu":
-        return _gpu_gather_rate(target, target.num_devices, workload.mesh_shape[2])
+        return _gpu_gather_rate(target, target.num_devices // target.slices, workload.mesh_shape[2])
     return target.chip.link_bandwidth * 2 * max(1, sum(n > 1 for n in target.sides)) / _cores(target)
 
 

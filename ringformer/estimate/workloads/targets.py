@@ -4,6 +4,7 @@
     TPU     v3-512 (cores; each is a device), v4-1024 (cores; megacore joins them into 512 devices), v5e-256,
             v5p-1024 (cores), v6e-256, tpu7x-64, or any slice by its shape: v5e:4x8, v4:4x4x8
     GPU     8xA100-80, 32xA100-80, 8xH100, 8xH200, 8xB200: whole nodes of eight, or fewer GPUs of one node
+    groups  2x32xH100: equal groups of GPUs that a slower network joins, such as Ethernet between racks
 
 The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks them for the topology.
 """
@@ -61,7 +62,10 @@ class Target:
     host_gib: float | None = None
     """Host memory per device; None: that of a usual host."""
     slices: int = 1
-    """Number of TPU slices of this topology, joined by the network between their hosts."""
+    """Number of TPU slices of this topology, joined by the network between their hosts; or of such groups of GPUs,
+    joined by a slower network than a group's own."""
+    group_gb_per_s: float | None = None
+    """Rate of one GPU's share of the network between groups, in GB/s; None: not known, or there are no groups."""
 
     @property
     def chip(self) -> Chip:
@@ -93,6 +97,24 @@ class Target:
         if self.generation in ("v3", "tpu7x"):  # each core of a chip is a device
             number *= 2
         return number * self.slices
+
+    @property
+    def slices_are(self) -> str:
+        """Word for the slices in messages."""
+        return "groups of GPUs" if self.chip.kind == "gpu" else "slices"
+
+    @property
+    def slice_bandwidth(self) -> float:
+        """Bytes per second of a device's share of the network between slices, or groups of GPUs. Raises ValueError if
+        that of groups is not known."""
+        if self.chip.kind == "tpu":
+            return self.chip.node_bandwidth or math.inf  # known of all slices that are joined
+        if self.group_gb_per_s is None:
+            raise ValueError(
+                f"target {self.name!r} needs the rate of the network between its groups: --group_gb_per_s, of one "
+                "GPU, in GB/s; e.g. --group_gb_per_s=1.6 if a node of 8 GPUs has Ethernet of 100 Gb/s"
+            )
+        return self.group_gb_per_s * 1e9
 
     @property
     def wraps(self) -> bool:
@@ -154,7 +176,7 @@ def find_target(name: str) -> Target:
     """Return the target with this name; raises ValueError that lists the valid names."""
     if re.search(r"(?<!\d)0+(?!\d)", name.partition(":")[2] or name.partition("x")[0]):
         raise ValueError(f"target {name!r} has a size of 0")
-    if match := re.fullmatch(r"(\d+)x((?:v\d|tpu\d).*)", name):
+    if match := re.fullmatch(r"(\d+)x((?:v\d|tpu\d|\d+x).*)", name):
         return _joined(int(match[1]), find_target(match[2]))
     if match := re.fullmatch(r"(\d+)x([A-Za-z][\w-]*)", name):
         count = int(match[1])
@@ -175,7 +197,8 @@ def find_target(name: str) -> Target:
         sizes = ", ".join(f"{generation}-{n}" for n in slices)
         example = f"{generation}:{next(iter(slices.values()))}"
         raise ValueError(f"unknown slice {name!r}; known: {sizes}, or any slice by its shape, e.g. {example}")
-    valid = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["2xv5e-256", "8xA100-80", "8xH100", "8xH200", "8xB200"]
+    valid = [f"{g}-{max(s)}" for g, s in SLICES.items()]
+    valid += ["2xv5e-256", "8xA100-80", "8xH100", "8xH200", "8xB200", "2x32xH100"]
     raise ValueError(
         f"unknown target {name!r}; known: {', '.join(valid)}, other sizes of these, "
         "or a TPU slice by its shape, e.g. v5e:4x8"
@@ -183,10 +206,15 @@ def find_target(name: str) -> Target:
 
 
 def _joined(count: int, of: Target) -> Target:
-    """Return the target of `count` equal TPU slices. Raises ValueError for one, and for hosts whose network is not
-    known."""
+    """Return the target of `count` equal TPU slices or groups of GPUs. Raises ValueError for one, for slices of slices,
+    and for TPU hosts whose network is not known."""
+    if of.slices > 1:
+        raise ValueError(
+            f"target '{count}x{of.name}' has {of.slices_are} twice: write one number of them, as in {of.name}"
+        )
     if count < 2:
-        raise ValueError(f"target '{count}x{of.name}' is one slice: write {of.name}")
+        one = "group" if of.chip.kind == "gpu" else "slice"
+        raise ValueError(f"target '{count}x{of.name}' is one {one}: write {of.name}")
     if not of.chip.node_bandwidth:
         raise ValueError(
             f"target '{count}x{of.name}': no rate of the network between {of.chip.name} hosts is published, so joined "
@@ -201,6 +229,28 @@ def with_host_memory(target: Target, host_gib: float | None) -> Target:
     if host_gib is not None and not 0 < host_gib < math.inf:
         raise ValueError(f"--host_gib={host_gib:g} must be positive: host memory for each device, in GiB")
     return replace(target, host_gib=host_gib)
+
+
+def with_group_network(target: Target, group_gb_per_s: float | None) -> Target:
+    """Return the target with this rate of one GPU between groups, in GB/s. Raises ValueError if groups of GPUs have
+    none, if there are no groups, and for a rate that is not slower than a group's own network."""
+    if group_gb_per_s is None:
+        if target.slices > 1:
+            _ = target.slice_bandwidth  # raises if it is not known
+        return target
+    option = f"--group_gb_per_s={group_gb_per_s:g}"
+    if target.chip.kind != "gpu" or target.slices == 1:
+        raise ValueError(f"{option} needs a target of groups of GPUs, such as 2x32xH100, and {target.name} is none")
+    if not group_gb_per_s > 0:
+        raise ValueError(f"{option} must be positive: GB/s of one GPU between groups, e.g. 1.6")
+    within = (target.chip.node_bandwidth or math.inf) / 1e9
+    if group_gb_per_s > within:
+        gpus = f"{target.num_devices}x{target.generation}"
+        raise ValueError(
+            f"{option} is more than the {within:g} GB/s of a GPU inside a group: give the share of one GPU, in "
+            f"gigabytes (Ethernet of 100 Gb/s for 8 GPUs: 1.6); where one network joins all, write --target={gpus}"
+        )
+    return replace(target, group_gb_per_s=group_gb_per_s)
 
 
 def _check_shape(name: str) -> None:
@@ -267,6 +317,8 @@ def _devices(generation: str, topology: str, slices: int) -> tuple[Any, ...]:
     if chip.multiprocessors:
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # JAX would check the versions of drivers that are absent
         config = _gpu_target_config(chip, chip.multiprocessors)
+        partitions, nodes, gpus = sides_of(topology)
+        topology = f"{partitions}x{slices * nodes}x{gpus}"  # the compiler knows nodes, but no groups of them
         more: dict[str, Any] = dict(topology_name="", platform="cuda", target_config=config, topology=topology)
     else:
         more = dict(topology_name=topology, platform="tpu")

@@ -192,7 +192,7 @@ class Workload:
         """Raise ValueError for a mesh, length or batch that is invalid for every run; needs no compiler."""
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
-        check_slices(self.mesh_shape[0], self.target.slices)
+        check_slices(self.mesh_shape[0], self.target.slices, self.target.slices_are)
         check_offload(self.optimizer, self.model, self.accumulate)
         check_batch(self.model.layout, self.model.ulysses, mesh, self.seq_len, self.batch_size, self.accumulate)
         check_trained_dtype(self.optimizer, self.lora)
@@ -240,7 +240,7 @@ def named_model(name: str, **settings: Any) -> Any:
 
 def preset_workload(name: str, target: Target, seq_len: int, **settings: Any) -> Workload:
     """Return the workload of a preset, or of the model in a folder, with some of its settings replaced, on one ring of
-    all devices of each slice."""
+    all devices of each slice, or group of GPUs."""
     slices = target.slices
     return Workload(named_model(name, **settings), target, f"{slices},1,1,-1", seq_len, batch_size=slices, name=name)
 
@@ -294,6 +294,8 @@ def estimate_command(workload: Workload) -> str:
         words.append(f"--optimizer_offload={workload.optimizer.offload}")
     if workload.target.host_gib is not None:
         words.append(f"--host_gib={workload.target.host_gib:g}")
+    if workload.target.group_gb_per_s is not None:
+        words.append(f"--group_gb_per_s={workload.target.group_gb_per_s:g}")
     for name in ("offload", "fetch_ahead"):
         if name in changed:
             words.append(f"--{name}" if changed[name] else f"--no-{name}")
