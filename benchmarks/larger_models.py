@@ -1,5 +1,5 @@
 """Compile train steps of models whose state does not fit on the devices, with parts of it in the host's memory, with
-weights in bfloat16, and of slices that the network between their hosts joins.
+weights in bfloat16, and of TPU slices, or groups of GPUs, that a slower network joins.
 
     python benchmarks/larger_models.py                       # all: half a minute each; needs both compilers
     python benchmarks/larger_models.py --only=llama3_70b     # those with this in their name
@@ -21,7 +21,7 @@ from ringformer.estimate.choices.candidates import offloading
 from ringformer.estimate.closed_forms.training import peak_bytes
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.reports.report import estimate_json
-from ringformer.estimate.workloads.targets import compiled_by, find_target, with_host_memory
+from ringformer.estimate.workloads.targets import compiled_by, find_target, with_group_network, with_host_memory
 from ringformer.estimate.workloads.training import Workload, estimate_command, preset_workload
 from ringformer.hardware import GiB
 from ringformer.runs.choices import Offload
@@ -39,6 +39,7 @@ class Case(NamedTuple):
     settings: tuple[tuple[str, int | bool | str], ...] = ()
     host_gib: float | None = None
     params_dtype: Literal["float32", "bfloat16"] = "float32"
+    group_gb_per_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -49,6 +50,7 @@ class Case(NamedTuple):
 
     def workload(self) -> Workload:
         target = with_host_memory(find_target(self.target), self.host_gib)
+        target = with_group_network(target, self.group_gb_per_s)
         workload = preset_workload(self.model, target, self.seq_len, **dict(self.settings))
         workload = replace(workload, mesh_dim=self.mesh_dim, batch_size=self.batch_size).with_kernel()[0]
         optimizer = replace(workload.optimizer, params_dtype=self.params_dtype)
@@ -67,6 +69,7 @@ CASES = (
     Case("llama3_8b", "v5p-128", "1,64,1,1", 64, 8192, "moments"),
     Case("llama3_8b", "v5p-128", "1,64,1,1", 64, 8192, "state"),
     Case("llama3_8b", "2xv5p-128", "2,64,1,1", 128, 8192, "none"),
+    Case("llama3_8b", "2x8xH100", "2,8,1,1", 16, 8192, "none", group_gb_per_s=1.6),
     Case("llama3_8b", "1xH100", "1,1,1,1", 1, 2**18, "state", LONG, 1900),
     Case("llama3_8b", "1xH100", "1,1,1,1", 1, 2**19, "state", LONG, 1900),
     Case("llama3_8b", "1xH100", "1,1,1,1", 1, 2**19, "all", LONG, 1900),
@@ -94,7 +97,7 @@ def table(rows: dict[str, dict]) -> str:
     lines = ["| model | on | tokens | in host memory | each device, GiB | its host, GiB | step | |", "|---" * 8 + "|"]
     for case in CASES:
         row = rows.get(case.name)
-        elsewhere = "xv" in case.target or case.params_dtype != "float32"
+        elsewhere = find_target(case.target).slices > 1 or case.params_dtype != "float32"
         if row is None or elsewhere:
             continue
         seconds = row["step_seconds_model"]
@@ -121,7 +124,7 @@ def main() -> None:
             rows[case.name] = compile_case(case)
             content = {
                 "what": "compiled: train steps with parts of the state in host memory, with weights in bfloat16, and "
-                "on joined slices; bytes of one device; seconds are modelled from the compiled schedule",
+                "on joined slices or groups; bytes of one device; seconds are modelled from the compiled schedule",
                 "command": "python benchmarks/larger_models.py",
                 "steps": rows,
             }

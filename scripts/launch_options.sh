@@ -54,6 +54,9 @@ parse_options() {
     [ -n "$config" ] || fail "which config? --config=configs/NAME.py"
     [ -f "$config" ] || fail "there is no config file $config"
     [ -n "$run_dir" ] || fail "where to? --run_dir=DIR, which all hosts must share"
+    [[ ! "$target" =~ ^([1-9][0-9]*)x([1-9][0-9]*)x([A-Za-z].*)$ ]] || fail "--target=$target: a launch names all GPUs \
+together, --target=$((BASH_REMATCH[1] * BASH_REMATCH[2]))x${BASH_REMATCH[3]}; for its groups, begin mesh_dim with \
+${BASH_REMATCH[1]}"
     overrides+=("--config.run_dir=$run_dir")
 }
 

@@ -6,7 +6,9 @@ import pytest
 
 from ringformer.estimate.closed_forms.training import StepTime, computation_seconds, peak_bytes
 from ringformer.estimate.reports.advice import advice
-from ringformer.estimate.workloads.targets import find_target
+from ringformer.estimate.seconds.overlap import Transfer
+from ringformer.estimate.seconds.transfers import ACROSS_GROUPS
+from ringformer.estimate.workloads.targets import find_target, with_group_network
 from ringformer.estimate.workloads.training import preset_workload
 from tests.estimate.search.test_longest_context import estimate_of
 
@@ -34,6 +36,17 @@ def lines(
 def test_a_slow_step_has_a_cure(settings, line):
     slow = lines(**settings)
     assert line in slow[0] and slow[0].startswith("MFU is 0%: ")
+
+
+def test_what_crosses_between_groups_is_amortised_by_more_sequences():
+    workload = preset_workload("llama3_8b", with_group_network(find_target("2x8xH100"), 1.6), 2**13).with_kernel()[0]
+    estimate = estimate_of(workload, fits=True)
+    assert estimate.schedule is not None
+    for wait, cure in ((3e5, "use a smaller ring than sp=8"), (6e5, "train more sequences per step")):
+        sent = Transfer(ACROSS_GROUPS, "f32", (1,), 1, 4, True, wait, 0.0, wait, False, "")
+        waiting = replace(estimate, schedule=replace(estimate.schedule, transfers=[sent]))
+        line = advice(workload, waiting, StepTime(1e6, 1e6, workload.step_tokens))[0]
+        assert cure in line, line
 
 
 def test_short_shards_exchange_heads():

@@ -188,16 +188,16 @@ ALL_REDUCE = "f32[256] all-reduce"
 @pytest.mark.parametrize(
     ("instruction", "members", "kind", "crossing"),
     [
-        (ALL_REDUCE, "{{0,2},{1,3}}", ACROSS_GROUPS, 1024),
-        (ALL_REDUCE, "[2,2]<=[2,2]T(1,0)", ACROSS_GROUPS, 1024),
-        (ALL_REDUCE, "{{0,1,2,3}}", ACROSS_GROUPS, 768),
-        (ALL_REDUCE, "{}", ACROSS_GROUPS, 768),
-        ("f32[64] reduce-scatter", "{{0,1,2,3}}", ACROSS_GROUPS, 384),
-        ("f32[512] all-gather", "{{0,2},{1,3}}", OTHER_ACROSS_GROUPS, 2048),
-        ("f32[256] all-to-all", "{{0,2},{1,3}}", OTHER_ACROSS_GROUPS, 1024),
-        ("f32[256] collective-permute", "{{0,1},{1,2}}", OTHER_ACROSS_GROUPS, 1024),
-        (ALL_REDUCE, "{{0,1},{2,3}}", "all-reduce", 0),
-        ("f32[512] all-gather", "{{0,1},{2,3}}", "all-gather", 0),
+        pytest.param(ALL_REDUCE, "{{0,2},{1,3}}", ACROSS_GROUPS, 1024, id="sum-of-pairs"),
+        pytest.param(ALL_REDUCE, "[2,2]<=[2,2]T(1,0)", ACROSS_GROUPS, 1024, id="sum-of-rows"),
+        pytest.param(ALL_REDUCE, "{{0,1,2,3}}", ACROSS_GROUPS, 768, id="sum-of-all"),
+        pytest.param(ALL_REDUCE, "{}", ACROSS_GROUPS, 768, id="sum-of-no-list"),
+        pytest.param("f32[64] reduce-scatter", "{{0,1,2,3}}", ACROSS_GROUPS, 384, id="scatter"),
+        pytest.param("f32[512] all-gather", "{{0,2},{1,3}}", OTHER_ACROSS_GROUPS, 2048, id="gather"),
+        pytest.param("f32[256] all-to-all", "{{0,2},{1,3}}", OTHER_ACROSS_GROUPS, 1024, id="exchange"),
+        pytest.param("f32[256] collective-permute", "{{0,1},{1,2}}", OTHER_ACROSS_GROUPS, 1024, id="hop"),
+        pytest.param(ALL_REDUCE, "{{0,1},{2,3}}", "all-reduce", 0, id="sum-inside"),
+        pytest.param("f32[512] all-gather", "{{0,1},{2,3}}", "all-gather", 0, id="gather-inside"),
     ],
 )
 def test_what_leaves_a_group_takes_its_bytes_at_the_rate_between_groups(instruction, members, kind, crossing):

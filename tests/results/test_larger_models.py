@@ -88,3 +88,17 @@ def test_a_sum_across_slices_is_exposed_and_said():
     page = (ROOT / "docs" / "parallelism.md").read_text()
     gib = seconds * 6.25e9 / GiB
     assert f"{gib:.2f} GiB a device, {seconds:.2f} s of {joined['step_seconds_model']:.2f} (" in page
+
+
+def test_a_sum_across_groups_is_exposed_and_said():
+    """A float32 shard of 8B over 8 GPUs, with its padding, at the rate of the case."""
+    joined = row("llama3_8b", "2x8xH100", "none")
+    alone = row("llama3_8b", "8xH100", "none")
+    seconds = joined["exposed_slices_seconds"]
+    assert seconds == pytest.approx(4 * 8.03e9 / 8 / 1.6e9, rel=0.01)
+    assert joined["step_seconds_model"] == pytest.approx(alone["step_seconds_model"] + seconds, rel=0.02)
+    tokens = 9 * seconds / alone["step_seconds_model"] * 8192  # of a device, for a tenth of the step
+    page = (ROOT / "docs" / "parallelism.md").read_text()
+    together, one = joined["step_seconds_model"], alone["step_seconds_model"]
+    assert f"takes {together:.2f} s instead of {one:.2f} s on 8xH100, of which {seconds:.2f} s are this sum" in page
+    assert f"at most a tenth of the step from {round(tokens, -4):,.0f} tokens a device on" in page

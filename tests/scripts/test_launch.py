@@ -110,6 +110,8 @@ def test_a_stage_is_passed_to_training_and_estimate(command):
         (["slurm.sh", "--target=0xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
         (["slurm.sh", "--target=08xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
         (["slurm.sh", "--target=xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
+        (["slurm.sh", "--target=2x32xH100", A100, *PATHS], "--target=64xH100; for its groups, begin mesh_dim with 2"),
+        (["gpu_node.sh", "--target=2x8xH100", H200, *PATHS], "a launch names all GPUs together, --target=16xH100"),
         (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--nodes=0"], "unknown option --nodes=0"),
         (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--stage=0"], "--stage=0: a stage is a number, 1 is the"),
         (["gpu_node.sh", "--target=8xH200", H200, *PATHS, "--stage=two"], "--stage=two: a stage is a number"),

@@ -24,11 +24,11 @@ def advice(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
     used = mfu(workload, time)["causal"]
     lines = []
     if used < SLOW:
-        lines = [f"MFU is {used:.0%}: {cure}" for cure in _cures(workload, time)]
+        lines = [f"MFU is {used:.0%}: {cure}" for cure in _cures(workload, estimate, time)]
     return lines + _rematerialisation(workload, estimate)
 
 
-def _cures(workload: Workload, time: StepTime) -> list[str]:
+def _cures(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
     model = workload.model
     if model.compute_dtype == "float32":
         return ["set compute_dtype=bfloat16; float32 has a fraction of the peak, and no kernel"]
@@ -43,7 +43,12 @@ def _cures(workload: Workload, time: StepTime) -> list[str]:
         sp = workload.mesh_shape[3]
         tokens = workload.ring_tokens
         cure = "train longer sequences or more of them per step, or use a smaller tp"
-        if sp > 1:
+        if estimate.schedule and estimate.schedule.exposed_slices_seconds > time.exposed / 2:
+            cure = (
+                f"most of it crosses between {workload.target.slices_are}, once a step: train more sequences per step, "
+                f"e.g. with accumulate={2 * workload.accumulate}"
+            )
+        elif sp > 1:
             cure = f"use {_way(workload)}a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
         return [
             f"{time.exposed / time.step:.0%} of the step is exposed communication, with {tokens:,} tokens per rank: "

@@ -176,6 +176,8 @@ def estimate(*flags):
         ("--batch_size=-1", "--batch_size=-1 must be at least 1"),
         ("--config.steps=3", "unexpected arguments: --config.steps=3"),
         ("--target=v5e-3", "unknown slice 'v5e-3'"),
+        ("--target=2xv5e-4", "does not apply to 2xv5e-4: its slices share nothing, so estimate one of them"),
+        ("--target=2x8xH100", "does not apply to 2x8xH100: .*, with its rows: --target=8xH100"),
         ("--model=llama_9b", "unknown model 'llama_9b'"),
     ],
 )
