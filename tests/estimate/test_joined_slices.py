@@ -14,22 +14,26 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.estimate.choices.candidates import meshes
 from ringformer.estimate.closed_forms.communication import exposed_seconds
+from ringformer.estimate.commands import add_estimate
 from ringformer.estimate.compiled.program_text import Program
 from ringformer.estimate.compiler.collectives import purpose
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.reports.binding_term import twice_as_large
 from ringformer.estimate.reports.run_estimate import RunCompiler
+from ringformer.estimate.search.commands import add_plan
 from ringformer.estimate.search.plan import plan
 from ringformer.estimate.seconds.link_loads import Network, in_first_slice, network
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import Rates
 from ringformer.estimate.seconds.transfers import ACROSS_GROUPS, ACROSS_SLICES, OTHER_ACROSS_GROUPS, sums_across_slices
+from ringformer.estimate.workloads import targets
 from ringformer.estimate.workloads.link_rates import weights_rate
 from ringformer.estimate.workloads.targets import Target, find_target, with_group_network
 from ringformer.estimate.workloads.training import estimate_command, preset_workload
 from ringformer.parallel.device_order import max_link_hops
 from ringformer.parallel.mesh import make_mesh
 from tests.hlo import on_cuda, on_tpu
+from tests.verbs import run_verb
 
 
 def test_a_target_of_joined_slices_is_so_many_of_one():
@@ -256,3 +260,22 @@ def test_the_gpu_compilers_sums_across_groups_are_read(mesh_dim):
     assert schedule.exposed_slices_seconds == pytest.approx(sent / 1.6e9, rel=0.02)
     if copies == 2:
         assert exposed_seconds(workload)["slices"] == pytest.approx(schedule.exposed_slices_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("add_verb", [add_estimate, add_plan], ids=["estimate", "plan"])
+def test_commands_take_the_rate_between_groups(add_verb, monkeypatch, capsys):
+    """Without a compiler: a plan's step waits as much longer as the rate is smaller, an estimate names the seconds."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    options = ["--model=llama3_8b", "--target=2x8xH100", "--seq_len=65536"]
+    with pytest.raises(ValueError, match="needs the rate of the network between its groups"):
+        run_verb(add_verb, *options)
+    shard = 4 * preset_workload("llama3_8b", gpus(), 2**16).trained_params / 8
+    steps = []
+    for rate in (1.6, 0.4):
+        assert run_verb(add_verb, *options, f"--group_gb_per_s={rate}") == 0
+        said = capsys.readouterr().out
+        steps.append(float(said.partition("; modelled ")[2].partition(" s per step")[0] or 0))
+        seconds = f"{shard / (rate * 1e9):.3g} s a step for sums of gradients across groups of GPUs"
+        assert (seconds in said) == (add_verb is add_estimate)
+    if add_verb is add_plan:
+        assert steps[1] - steps[0] == pytest.approx(shard / 0.4e9 - shard / 1.6e9, abs=0.02)

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+from ringformer.estimate.closed_forms.communication import exposed_seconds
 from ringformer.estimate.closed_forms.training import StepTime, computation_time, step_time
 from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.seconds.overlap import Schedule
@@ -135,11 +136,14 @@ def seconds_text(workload: Workload, estimate: Estimate, time: StepTime, by_docu
         )
         if workload.lora.rank:
             speed += "; frozen weights count no gradient"
+    across = ""
+    if estimate.schedule and estimate.schedule.exposed_slices_seconds:
+        across = f", {estimate.schedule.exposed_slices_seconds:,.3g} s of it across {workload.target.slices_are}"
     waiting = f", {seconds_of(time.host)} of waiting for the host" if time.host else ""
     lines = [
         f"{_modelled(time, by_documents)}, from the batch on the devices to the updated state:",
         f"    {seconds_of(time.compute)} of computation, {time.exposed:,.3g} s of communication that the schedule "
-        f"leaves exposed{waiting}",
+        f"leaves exposed{across}{waiting}",
         f"    {time.source}",
         f"    at least {seconds_of(time.at_least)} by bytes and FLOPs at the peak, at most "
         f"{seconds_of(time.at_most)} if no data moves while an instruction computes",
@@ -161,6 +165,10 @@ def closed_form_seconds(workload: Workload, by_documents: bool) -> list[str]:
     time = computation_time(workload)
     speed = f"{figures(time.tokens_per_second)} tokens per second"
     lines = [f"{_modelled(time, by_documents)} ({time.source}), {speed}"]
+    if workload.has_closed_forms and workload.target.slices > 1:
+        across = exposed_seconds(workload)["slices"]
+        slices = workload.target.slices_are
+        lines.append(f"  not counted in that: {across:,.3g} s a step for sums of gradients across {slices}")
     if not by_documents:
         lines += _cost(workload, time)
     return lines
