@@ -5,10 +5,12 @@ Loop carries must keep that type, and a `custom_vjp` must return cotangents of t
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import jax
 from jax import lax
+from jax.typing import DTypeLike
 
 
 def varying_axes(*arrays: Any) -> frozenset[str]:
@@ -24,6 +26,23 @@ def vary(tree: Any, axes: Iterable[str]) -> Any:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def vary_reducing(x: jax.Array, axis: str, dtype: DTypeLike) -> jax.Array:
+    """Cast x, which does not vary over an axis, to vary over it; the transpose sums the gradient over it in `dtype`."""
+    return lax.pcast(x, axis, to="varying")
+
+
+def _vary_forward(x, axis, dtype):
+    return vary_reducing(x, axis, dtype), None
+
+
+def _vary_backward(axis, dtype, _, dx):
+    return (lax.psum(dx.astype(dtype), axis).astype(dx.dtype),)
+
+
+vary_reducing.defvjp(_vary_forward, _vary_backward)
 
 
 def vary_like(tree: Any, *arrays: Any) -> Any:

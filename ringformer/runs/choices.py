@@ -9,3 +9,6 @@ Offload = Literal["none", "moments", "state", "all"]
 
 ParamsDtype = Literal["float32", "bfloat16"]
 """Dtypes of weights between steps."""
+
+ReduceDtype = Literal["float32", "bfloat16"]
+"""Dtypes in which copies of the model send gradients to each other."""

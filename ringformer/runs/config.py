@@ -20,7 +20,7 @@ from ringformer.files.bucket import check_url
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
-from ringformer.runs.choices import Offload, OptimizerName, ParamsDtype
+from ringformer.runs.choices import Offload, OptimizerName, ParamsDtype, ReduceDtype
 from ringformer.runs.shifted_positions import check_position_range
 from ringformer.settings import check_settings
 
@@ -92,6 +92,9 @@ class OptimizerConfig:
     moment_dtype: str = "float32"
     """Dtype of the moments between steps: float32, or bfloat16 with stochastic rounding, which halves them. A dtype for
     each of AdamW's: first,second, e.g. "bfloat16,float32"."""
+    reduce_dtype: ReduceDtype = "float32"
+    """Dtype in which copies of the model (dp) sum up their gradients: float32, or bfloat16, which halves what crosses a
+    slow network between them. Sums inside a copy are float32."""
     offload: Offload = "none"
     """Part of the state that lies in the host's memory, where it is updated in place: "moments" saves 8 bytes a
     parameter on the devices; "state" has the weights there, too, and a step copies them to the devices in the
@@ -117,6 +120,13 @@ class OptimizerConfig:
         if len(dtypes) != self.moments or not set(dtypes) <= {"float32", "bfloat16"}:
             each = ", or one of them for each moment, first,second" if self.moments == 2 else f" for {self.name}"
             raise ValueError(f"optimizer.moment_dtype={self.moment_dtype!r} must be float32 or bfloat16{each}")
+        if self.reduce_dtype not in get_args(ReduceDtype):
+            raise ValueError(f"unknown optimizer.reduce_dtype {self.reduce_dtype!r}; choose float32 or bfloat16")
+        if self.offload == "all" and self.reduce_dtype != "float32":
+            raise ValueError(
+                f"optimizer.reduce_dtype={self.reduce_dtype} with optimizer.offload=all: gradients that leave for host "
+                "memory are summed up in float32. Choose optimizer.offload=state, or reduce_dtype=float32"
+            )
         if self.offload not in get_args(Offload):
             raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none, moments, state or all")
         if not self.clip_norm > 0:

@@ -104,6 +104,7 @@ def make_program(
 
     options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
     options |= {"accumulate": accumulate, "lora": adapters, "gradients_in_host": optimizer.offloads("all")}
+    options |= {"reduce_dtype": optimizer.reduce_dtype}
     step_on = lru_cache(lambda rings: make_train_step(model, transformation, shardings, mesh, rings=rings, **options))
     eval_step = make_eval_step(model, weights, mesh, seq_len=seq_len, accumulate=accumulate)
     state = abstract_state(shardings, transformation, mesh)

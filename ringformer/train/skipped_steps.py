@@ -147,7 +147,8 @@ def check_operations(run: Run, step: int, arrays: tuple[Any, ...], metrics: dict
     weights = program.shardings.params
     rings = run.train_data.rings(step - 1)
     options: dict[str, Any] = {"accumulate": run.config.accumulate, "rings": rings, "lora": program.lora}
-    options |= {"gradients_in_host": run.config.optimizer.offloads("all")}
+    optimizer = run.config.optimizer
+    options |= {"gradients_in_host": optimizer.offloads("all"), "reduce_dtype": optimizer.reduce_dtype}
     in_specs: list[Any] = [specs(weights), BATCH]
     if program.lora:
         in_specs.append(specs(program.lora.frozen))

@@ -1,6 +1,7 @@
 """Train step as seen by one device, inside the program's only `shard_map`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.typing import DTypeLike
 
 from ringformer.models.interface import Axes, ModelConfig
 from ringformer.ops.host_stand_in import is_in_host
-from ringformer.ops.varying_axes import vary, vary_like
+from ringformer.ops.varying_axes import vary, vary_like, vary_reducing
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.gather_weight import Copy, narrower
 from ringformer.parallel.host_memory import copy_to_device
@@ -38,6 +39,7 @@ def make_train_step(
     rings: int = 1,
     lora: Lora | None = None,
     gradients_in_host: bool = False,
+    reduce_dtype: DTypeLike = "float32",
 ) -> jax.stages.Wrapped:
     """Return the jitted `step(state, batch) -> (state, metrics)` for global [B, T] arrays; the state is donated.
 
@@ -51,11 +53,12 @@ def make_train_step(
     A step whose loss or gradient norm is not finite is skipped: on every device, parameters, moments and the
     optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes`, the step takes a third
     argument, a float32 scalar, and is also skipped if its norm is larger than that. With `lora`, the parameters of the
-    state are the adapters, and the frozen weights are an argument of their own, after the batch. `gradients_in_host` is
-    as for `make_gradients`.
+    state are the adapters, and the frozen weights are an argument of their own, after the batch. `gradients_in_host`
+    and `reduce_dtype` are as for `make_gradients`.
     """
     options: dict[str, Any] = {"accumulate": accumulate, "rings": rings, "lora": lora}
-    gradients = make_gradients(config, shardings.params, mesh, gradients_in_host=gradients_in_host, **options)
+    options |= {"gradients_in_host": gradients_in_host, "reduce_dtype": reduce_dtype}
+    gradients = make_gradients(config, shardings.params, mesh, **options)
 
     def step(state, batch, *others):
         state = marked_host_memory(state, shardings)
@@ -93,12 +96,14 @@ def make_gradients(
     rings: int = 1,
     lora: Lora | None = None,
     gradients_in_host: bool = False,
+    reduce_dtype: DTypeLike = "float32",
 ) -> Callable[..., Any]:
     """Return the per-device `gradients(params, batch) -> (loss, sums, norm, tokens, masked)` of `make_train_step`; with
     `lora`, `gradients(params, batch, frozen)`. The sums are the gradients times the number of trained tokens.
 
     With `gradients_in_host`, gradients of parameters that are in host memory are, too: the backward of a layer sends
-    its own there. The step then has one microbatch, because gradients are only written there.
+    its own there. The step then has one microbatch, because gradients are only written there. Others are summed over
+    dp in `reduce_dtype`, after all other sums, in float32.
     """
     if lora:
         weights = lora.weights
@@ -118,7 +123,7 @@ def make_gradients(
                 params = combine(vary(base, AXIS_NAMES), params, Adapted)
             return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
 
-        params, sum_over_replicas = jax.vjp(_varied, params)
+        params, sum_over_replicas = jax.vjp(partial(_varied, reduce_dtype), params)
         loss, of_device = _over_microbatches(jax.value_and_grad(loss_sum), params, batch, accumulate)
         (sums,) = sum_over_replicas(of_device)
 
@@ -131,10 +136,21 @@ def make_gradients(
     return gradients
 
 
-def _varied(params: dict[str, Any]) -> dict[str, Any]:
+def _varied(reduce_dtype: DTypeLike, params: dict[str, Any]) -> dict[str, Any]:
     """Return parameters that vary over all axes. The transpose sums a gradient over the axes along which its parameter
     is replicated: dp and others. What is in host memory stays as it is (`device_stand_ins`)."""
-    return jax.tree.map(lambda x: x if is_in_host(x) else vary(x, AXIS_NAMES), params)
+
+    copies = lax.axis_size("dp") > 1
+    reduce_apart = copies and jnp.dtype(reduce_dtype) != jnp.float32  # else, one sum is over all axes
+
+    def varied(x):
+        if is_in_host(x):
+            return x
+        if reduce_apart:
+            x = vary_reducing(x, "dp", reduce_dtype)
+        return vary(x, AXIS_NAMES)
+
+    return jax.tree.map(varied, params)
 
 
 def _over_microbatches(function: Callable[..., Any], params: Any, batch: Any, accumulate: int) -> Any:

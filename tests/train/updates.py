@@ -129,11 +129,12 @@ def trained(
     clip_norm: float = 0.5,
     config: ModelConfig = CONFIG,
     dtype: str = "float32",
+    reduce_dtype: str = "float32",
 ):
     """The run's program, the state after the steps, and the losses."""
     devices = int(np.prod([int(n) for n in mesh_dim.split(",")]))
     mesh = make_mesh(mesh_dim, jax.devices()[:devices])
-    optimizer = replace(OPTIMIZER, offload=offload, clip_norm=clip_norm, params_dtype=dtype)
+    optimizer = replace(OPTIMIZER, offload=offload, clip_norm=clip_norm, params_dtype=dtype, reduce_dtype=reduce_dtype)
     program = make_program(config, mesh, optimizer, steps=40, seq_len=T, lora=lora)
     order = permutation(config.layout, T, mesh.shape["sp"])
     batch = jax.tree.map(lambda x: jax.device_put(x[:, order], NamedSharding(mesh, BATCH)), packed_batch())

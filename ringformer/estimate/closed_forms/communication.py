@@ -10,8 +10,11 @@ exchange heads, and k' = K copied to a multiple of u (`ops/head_exchange.py`); t
     weights     the layer's parameters in e bytes each time that it runs forward, their gradients in float32 backward
 """
 
+import jax.numpy as jnp
+
 from ringformer.estimate.closed_forms.training import (
     computation_seconds,
+    gradient_bytes,
     held_copies,
     held_key_heads,
     hop_bytes,
@@ -184,5 +187,5 @@ def _slices(workload: Workload) -> float:
     target = workload.target
     if target.slices == 1:
         return 0.0
-    shard = weight_bytes(workload)
+    shard = gradient_bytes(workload) * jnp.dtype(workload.optimizer.reduce_dtype).itemsize / 4
     return 2 * (target.slices - 1) / target.slices * shard / target.slice_bandwidth

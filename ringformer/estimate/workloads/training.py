@@ -29,6 +29,7 @@ STATE_KEYS = {
     "optimizer": ("optimizer", "name"),
     "params_dtype": ("optimizer", "params_dtype"),
     "moment_dtype": ("optimizer", "moment_dtype"),
+    "reduce_dtype": ("optimizer", "reduce_dtype"),
     "lora_rank": ("lora", "rank"),
     "lora_base_dtype": ("lora", "base_dtype"),
 }
