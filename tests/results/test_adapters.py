@@ -20,3 +20,10 @@ def test_the_table_is_that_of_its_commands(capsys, monkeypatch):
         gib, seconds = last["peak_bytes"] / 2**30, last["step_seconds_model"]
         rows.append(f"| {last['seq_len']:,} | {last['batch_size']} | {last['target']} | {gib:.1f} | {seconds:.1f} |")
     assert len(rows) == 2 and all(row in section for row in rows), rows
+    gib = []
+    for config in ("llama3_8b_512k_8xh100", "llama3_8b_1m_8xh200"):
+        adapters = ["--config.init_from=runs/llama3-8b", "--config.lora.rank=16", "--config.lora.base_dtype=bfloat16"]
+        command = ["estimate", f"--config=configs/{config}.py", "--target=8xH100", *adapters, "--closed_form", "--json"]
+        assert main(command) == 0
+        gib.append(json.loads(capsys.readouterr().out.splitlines()[-1])["peak_bytes"] / 2**30)
+    assert f"512K fits on 8xH100 ({gib[0]:.1f} GiB), and 1M does not ({gib[1]:.1f})" in section, gib
