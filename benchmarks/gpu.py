@@ -60,7 +60,6 @@ OFFLOADED = {
         ("llama3.2_1b", 8192, {"optimizer_offload": "none"}),
         ("llama3.2_1b", 8192, {"optimizer_offload": "moments"}),
         ("llama3.2_1b", 8192, {"optimizer_offload": "state"}),
-        ("llama3.2_1b", 8192, {"optimizer_offload": "all"}),
         ("llama_3b", 16384, {"optimizer_offload": "state"}),
         ("llama_3b", 16384, {"optimizer_offload": "all"}),
     ],

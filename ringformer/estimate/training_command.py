@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.data.packing.document_lengths import share_or_times
-from ringformer.estimate.choices.candidates import offloading
 from ringformer.estimate.choices.memory_settings import compile_first_accepted, likely_settings
 from ringformer.estimate.compiled.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
@@ -124,8 +123,6 @@ def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload]
             raise ValueError(f"{first}: {type(w.model).__name__} is not a LLaMA; use its own --config.model.NAME=VALUE")
     shape = given(args, ("mesh_dim", "seq_len", "batch_size", "accumulate", "tokens"))
     workloads = [with_state(w, args) for w in workloads]
-    if args.optimizer_offload is not None:
-        workloads = [offloading(w, args.optimizer_offload) for w in workloads]
     return [replace(w, model=replace(w.model, **settings), **shape) for w in workloads], stages > 0
 
 

@@ -100,8 +100,8 @@ class WeightSharding:
 
     def gather(self, w: jax.Array, dtype: DTypeLike) -> jax.Array:
         """Gather the weight in `dtype` from the devices' shards, except over tp (inside `shard_map`)."""
-        if self.zero_dim is None:
-            return w
+        if self.zero_dim is None:  # float32 vectors stay as they are
+            return w if w.dtype == jnp.float32 else w.astype(dtype)
         return gather_weight(w, self.zero_axes, self.zero_dim, self.shape[self.zero_dim], dtype)
 
     def for_layer(self, w: jax.Array | Copy, dtype: DTypeLike) -> jax.Array | LayerWeight:

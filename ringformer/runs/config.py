@@ -99,7 +99,7 @@ class OptimizerConfig:
     """Part of the state that lies in the host's memory, where it is updated in place: "moments" saves 8 bytes a
     parameter on the devices; "state" has the weights there, too, and a step copies them to the devices in the
     compute dtype; "all" has the gradients there, too, which saves 4 bytes more and needs accumulate=1. Adapters and
-    their gradients stay on the devices. The numbers are the same, those of "all" but for the last bits of a norm."""
+    their gradients stay on the devices. The numbers are the same, those of "all" but for the last bits."""
     skip_spikes: float = 0.0
     """Skip a step whose gradient norm exceeds the median of the last 128 steps' norms by more than this many median
     absolute deviations, e.g. 20; 0: no step is skipped for its norm."""
@@ -122,11 +122,6 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.moment_dtype={self.moment_dtype!r} must be float32 or bfloat16{each}")
         if self.reduce_dtype not in get_args(ReduceDtype):
             raise ValueError(f"unknown optimizer.reduce_dtype {self.reduce_dtype!r}; choose float32 or bfloat16")
-        if self.offload == "all" and self.reduce_dtype != "float32":
-            raise ValueError(
-                f"optimizer.reduce_dtype={self.reduce_dtype} with optimizer.offload=all: gradients that leave for host "
-                "memory are summed up in float32. Choose optimizer.offload=state, or reduce_dtype=float32"
-            )
         if self.offload not in get_args(Offload):
             raise ValueError(f"unknown optimizer.offload {self.offload!r}; choose none, moments, state or all")
         if not self.clip_norm > 0:
@@ -182,13 +177,19 @@ class OptimizerConfig:
 
 
 def check_offload(optimizer: OptimizerConfig, model: ModelConfig, accumulate: int) -> None:
-    """Raise ValueError if host memory cannot have what `optimizer.offload` says of a run's state."""
-    if optimizer.offloads("all") and (reason := reason_against_gradients_in_host(model, accumulate)):
+    """Raise ValueError if host memory cannot have what `optimizer.offload` says of a run that trains all weights."""
+    if optimizer.offloads("all") and (reason := reason_against_gradients_in_host(optimizer, model, accumulate)):
         raise ValueError(f"optimizer.offload=all: {reason}. Choose optimizer.offload=state")
 
 
-def reason_against_gradients_in_host(model: ModelConfig, accumulate: int) -> str:
+def reason_against_gradients_in_host(optimizer: OptimizerConfig, model: ModelConfig, accumulate: int) -> str:
     """Return why host memory cannot have the gradients of a step; empty if it can."""
+    if optimizer.reduce_dtype != "float32":
+        return (
+            f"gradients that leave for host memory are summed up in float32, not reduce_dtype={optimizer.reduce_dtype}"
+        )
+    if getattr(model, "tie_embeddings", False):
+        return "a tied embedding gets two gradients, and host memory adds nothing"
     if accumulate > 1:
         return f"a step writes each gradient to host memory once, so accumulate={accumulate} must be 1"
     if not getattr(model, "one_scan", False):
@@ -298,7 +299,8 @@ class Config:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
         if self.data.position_range:
             check_position_range(self.data.position_range, self.seq_len, self.model)
-        check_offload(self.optimizer, self.model, self.accumulate)
+        if not self.lora.rank:
+            check_offload(self.optimizer, self.model, self.accumulate)
         if self.lora != NO_ADAPTERS:
             self.lora.check()
             check_trained_dtype(self.optimizer, self.lora)

@@ -142,7 +142,7 @@ def _scaled(matrix: ShardedMatrix, grad: jax.Array, rows: jax.Array, columns: ja
     epsilon.
     """
     mean = matrix.column_means(rows)
-    of_rows = lax.rsqrt((rows + EPSILON) / (mean + EPSILON))
+    of_rows = lax.rsqrt(rows + EPSILON) * jnp.sqrt(mean + EPSILON)
     of_columns = lax.rsqrt(columns + EPSILON)
     update = grad * of_rows * of_columns
     size = jnp.sqrt(matrix.mean_of_all(jnp.square(update)))

@@ -6,7 +6,7 @@ import pytest
 
 from ringformer.estimate.choices.candidates import counted
 from ringformer.estimate.closed_forms.training import memory, peak_bytes
-from ringformer.estimate.reports.binding_term import ADAPTERS, binding_text, twice_as_large
+from ringformer.estimate.reports.binding_term import ADAPTERS, binding_text, remedies, twice_as_large
 from ringformer.estimate.workloads.targets import find_target, with_host_memory
 from ringformer.estimate.workloads.training import preset_workload
 from ringformer.hardware import GiB
@@ -96,3 +96,14 @@ def test_twice_as_large(target, larger):
 def test_host_memory_must_be_some():
     with pytest.raises(ValueError, match="--host_gib=0 must be positive"):
         with_host_memory(find_target("8xH100"), 0)
+
+
+def test_what_is_proposed_is_accepted():
+    """Adapters train in float32 even where weights did not, and have no gradients that could leave."""
+    w = workload("llama3_70b", "4xH100", 8192)
+    narrow = replace(w, optimizer=OptimizerConfig(params_dtype="bfloat16"))
+    for words, other in remedies(narrow):
+        other.check()
+        assert peak_bytes(other) < peak_bytes(narrow), words
+    adapted = [words for words, _ in remedies(replace(w, lora=ADAPTERS))]
+    assert sum("offload" in words for words in adapted) <= 1

@@ -22,6 +22,7 @@ from ringformer.parallel.host_memory import device_bytes
 from ringformer.parallel.lora import NO_ADAPTERS, LoraConfig
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_model, shard_weights, weight_shardings
+from ringformer.parallel.weight_sharding import WeightSharding
 from ringformer.runs import record
 from ringformer.runs.config import OptimizerConfig
 from ringformer.runs.identity import defaults
@@ -329,3 +330,13 @@ def test_tpu_compilers_do_not_pad_statistics():
 def test_an_optimizer_without_shardings_is_refused():
     with pytest.raises(ValueError, match="give make_optimizer weights"):
         make_optimizer(ADAFACTOR, 100, LETTERS)
+
+
+def test_an_estimate_is_finite_where_one_row_is_huge():
+    """The others' means are nothing beside it, as padding's are."""
+    sharding = WeightSharding((4, 8), None, None, (), 1)
+    matrix = adafactor.ShardedMatrix(matrix_layout("DF"), sharding)
+    optimizer = adafactor.scale_by_adafactor({"w": matrix})
+    grads = {"w": jnp.zeros((4, 8)).at[1].set(1e5)}
+    updates, _ = optimizer.update(grads, optimizer.init(grads))
+    assert np.isfinite(updates["w"]).all() and np.abs(updates["w"][1]).min() > 0.1

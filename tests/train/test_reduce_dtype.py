@@ -6,11 +6,12 @@ from dataclasses import replace
 import jax
 import pytest
 
+from ringformer.estimate.choices.candidates import parts_in_host
 from ringformer.estimate.closed_forms.communication import exposed_seconds
 from ringformer.estimate.workloads.targets import find_target
 from ringformer.estimate.workloads.training import preset_workload
 from ringformer.parallel.mesh import make_mesh
-from ringformer.runs.config import OptimizerConfig
+from ringformer.runs.config import OptimizerConfig, check_offload
 from ringformer.train.program import make_program
 from tests.helpers import relative_error
 from tests.train.test_step import CONFIG, T
@@ -64,5 +65,8 @@ def test_half_of_the_bytes_cross():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match=r"unknown optimizer\.reduce_dtype .float16.; choose float32 or bfloat16"):
         OptimizerConfig(reduce_dtype="float16")
-    with pytest.raises(ValueError, match=r"reduce_dtype=bfloat16 with optimizer\.offload=all"):
-        OptimizerConfig(reduce_dtype="bfloat16", offload="all")
+    with pytest.raises(ValueError, match=r"optimizer\.offload=all: .* reduce_dtype=bfloat16. Choose"):
+        check_offload(OptimizerConfig(reduce_dtype="bfloat16", offload="all"), CONFIG, 1)
+    workload = preset_workload("llama3_8b", find_target("8xH100"), 2**16)
+    narrow = replace(workload, optimizer=OptimizerConfig(reduce_dtype="bfloat16"))
+    assert parts_in_host(workload) == ("moments", "state", "all") and parts_in_host(narrow) == ("moments", "state")

@@ -161,7 +161,7 @@ PERIODS = SmolLM3Config(**vars(CONFIG) | {"num_layers": 6, "layer_types": "FN", 
 @pytest.mark.parametrize(
     ("mesh_dim", "config"),
     [
-        ("2,2,1,2", replace(CONFIG, offload=True)),
+        ("2,1,1,2", replace(CONFIG, offload=True)),
         pytest.param("1,1,1,1", CONFIG, marks=pytest.mark.slow),
         pytest.param("1,2,1,2", GROUPED, marks=pytest.mark.slow),
         pytest.param("1,1,2,2", replace(GROUPED, offload=True), marks=pytest.mark.slow),
@@ -182,6 +182,7 @@ def test_gradients_in_host_memory_are_those_of_the_device(few_rows, mesh_dim, co
 @pytest.mark.parametrize(
     ("config", "accumulate", "reason"),
     [
+        (replace(CONFIG, tie_embeddings=True), 1, "a tied embedding gets two gradients"),
         (CONFIG, 2, "so accumulate=2 must be 1"),
         (replace(GROUPED, num_layers=5), 1, "its groups of remat_group layers, are not one"),
         (replace(PERIODS, num_layers=5), 1, "the layers of this model"),

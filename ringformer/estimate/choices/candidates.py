@@ -133,7 +133,8 @@ def parts_in_host(workload: Workload) -> tuple[Offload, ...]:
     if not workload.optimizer.elementwise:
         return ()
     parts = get_args(Offload)[1:]
-    return parts[:-1] if reason_against_gradients_in_host(workload.model, workload.accumulate) else parts
+    reason = reason_against_gradients_in_host(workload.optimizer, workload.model, workload.accumulate)
+    return parts[:-1] if reason else parts
 
 
 def offloading(workload: Workload, part: Offload) -> Workload:

@@ -47,9 +47,9 @@ ATTENTION_BYTES = {"tpu": (8, 28), "gpu": (24, 24), "cudnn": (32, 24)}
 """Bytes of attention's backward pass by kind of chip, or kernel: for each element of the queries [T, H d] and, with a
 ring, for each element of its keys, which are computed, sent and received at once with their float32 gradients."""
 
-CUDNN_WHOLE_BYTES = 16
-"""Bytes more for each element of the queries if their heads are in one group: cuDNN's arrays are then alive beside
-those of the projections (results/larger_models.json)."""
+QK_NORM_BYTES = 8
+"""Bytes more for each element of the queries that are normalised, beside cuDNN's arrays (Qwen3-32B in
+results/larger_models.json)."""
 
 ELEMENTWISE_BYTES = {"D": 220, "F": 60, "V": 16}
 """HBM bytes that a train step on a GPU moves outside of products and chunk pairs: of each token, for each of the D and
@@ -386,8 +386,8 @@ def memory(workload: Workload) -> dict[str, float]:
     of_queries, of_keys = ATTENTION_BYTES["cudnn" if model.kernel == "cudnn" else target.chip.kind]
     keys = of_keys * model.num_kv_heads / model.num_heads if workload.mesh_shape[3] > 1 else 0
     queries = local * model.num_heads * model.head_dim
-    if model.kernel == "cudnn" and model.head_groups == 1:
-        of_queries += CUDNN_WHOLE_BYTES
+    if model.kernel == "cudnn" and model.PARTS.qk_norm:
+        of_queries += QK_NORM_BYTES
     working = 7 * stream + (of_queries + keys) * queries / model.head_groups
     chunks = (model.q_chunk or 0) * (model.k_chunk or 0)
     usual = default_chunk(local) ** 2

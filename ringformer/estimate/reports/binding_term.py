@@ -41,7 +41,7 @@ def binding_text(workload: Workload, excess: float = 1.0) -> list[str]:
     else:
         return []
     lines.append("  what would change that (closed forms):")
-    for words, other in _remedies(workload):
+    for words, other in remedies(workload):
         lines.append(f"    {words}: {_difference(workload, other, excess)}")
     return lines
 
@@ -63,14 +63,18 @@ def at_any_length(workload: Workload) -> float:
     return sum(parts[part] for part in AT_ANY_LENGTH)
 
 
-def _remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
+def remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
     """Yield what would reduce the memory, in words and as a workload."""
+    least = peak_bytes(workload)
     for part in parts_in_host(workload):
         other = offloading(workload, part)
-        if peak_bytes(other) < peak_bytes(workload):
+        if peak_bytes(other) < least:
+            least = peak_bytes(other)
             yield f"optimizer.offload={part}", other
     if not workload.lora.rank:
-        yield f"adapters (lora.rank={ADAPTERS.rank}, bfloat16 base)", replace(workload, lora=ADAPTERS)
+        optimizer = replace(workload.optimizer, params_dtype="float32")  # that of adapters
+        words = f"adapters (lora.rank={ADAPTERS.rank}, bfloat16 base)"
+        yield words, replace(workload, lora=ADAPTERS, optimizer=optimizer)
     if larger := twice_as_large(workload.target):
         dp, fsdp, tp, sp = workload.mesh_shape
         yield larger.name, replace(workload, target=larger, mesh_dim=f"{dp},{fsdp},{tp},{2 * sp}")

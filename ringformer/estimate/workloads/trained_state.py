@@ -16,6 +16,9 @@ def with_state(workload: Workload, args: argparse.Namespace) -> Workload:
     for flag, value in given(args, STATE_KEYS).items():
         part, name = STATE_KEYS[flag]
         changed[part][name] = value
+    offload = getattr(args, "optimizer_offload", None)  # a plan has no such flag: it chooses
+    if offload is not None:
+        changed["optimizer"]["offload"] = offload
     optimizer = replace(workload.optimizer, **changed["optimizer"])
     lora = replace(workload.lora, **changed["lora"])
     if lora != NO_ADAPTERS:

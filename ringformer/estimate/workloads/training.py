@@ -194,7 +194,8 @@ class Workload:
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_slices(self.mesh_shape[0], self.target.slices, self.target.slices_are)
-        check_offload(self.optimizer, self.model, self.accumulate)
+        if not self.lora.rank:
+            check_offload(self.optimizer, self.model, self.accumulate)
         check_batch(self.model.layout, self.model.ulysses, mesh, self.seq_len, self.batch_size, self.accumulate)
         check_trained_dtype(self.optimizer, self.lora)
         if self.has_closed_forms and self.model.ring == "gathered":
