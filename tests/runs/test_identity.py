@@ -31,6 +31,7 @@ DEFINES = {
     "optimizer.weight_decay",
     "optimizer.clip_norm",
     "optimizer.params_dtype",
+    "optimizer.reduce_dtype",
     "optimizer.skip_spikes",
 }
 """Keys whose values are compared as they are."""
