@@ -7,19 +7,15 @@ Runs are kept in --runs, and resumed.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
 
-from benchmarks.result_files import made, write_results
+from benchmarks.quickstart_losses import SEEDS, above, config_flags, last_eval_loss, origin
+from benchmarks.result_files import write_results
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.workloads.targets import installed_version
 
 DTYPES = ("float32", "bfloat16")
-SEEDS = (0, 1, 2)
 
 
 def command(dtype: str, seed: int, steps: int, run_dir: Path) -> list[str]:
@@ -30,13 +26,10 @@ def command(dtype: str, seed: int, steps: int, run_dir: Path) -> list[str]:
         "steps": steps,
         "seq_len": 512,
         "batch_size": 16,
-        "mesh_dim": "1,1,1,1",
-        "cpu_devices": 1,
         "checkpoint_minutes": 5,
         "optimizer.moment_dtype": dtype,
     }
-    flags = [f"--config.{key}={value}" for key, value in changed.items()]
-    return ["ringformer", "train", "--config=configs/quickstart.py", *flags]
+    return ["ringformer", "train", "--config=configs/quickstart.py", *config_flags(changed)]
 
 
 def train(dtype: str, seed: int, steps: int, runs: Path) -> float:
@@ -44,14 +37,7 @@ def train(dtype: str, seed: int, steps: int, runs: Path) -> float:
     run_dir = runs / f"{dtype}-{seed}-{steps}"
     line = command(dtype, seed, steps, run_dir)
     subprocess.run([sys.executable, "-m", *line], check=True)
-    rows = [json.loads(row) for row in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return next(row["eval_loss"] for row in reversed(rows) if "eval_loss" in row)
-
-
-def compared(losses: dict[str, list[float]]) -> dict[str, Any]:
-    """The bfloat16 losses relative to float32's of the same seeds, with the spread of the seeds."""
-    above = [b / a - 1 for a, b in zip(losses["float32"], losses["bfloat16"], strict=True)]
-    return {"above_float32": above, "mean": mean(above), "standard_deviation": stdev(above)}
+    return last_eval_loss(run_dir)
 
 
 def main() -> None:
@@ -72,12 +58,9 @@ def main() -> None:
         "what": "measured: held-out loss, nats a token, of the quickstart's model with moments of either dtype",
         "command": "python benchmarks/moment_dtypes.py",
         "runs": trained,
-        **made(),
-        "versions": {name: installed_version(name) for name in ("jax", "jaxlib", "optax")},
-        "steps": args.steps,
-        "seeds": SEEDS,
+        **origin(args.steps),
         "eval_loss": losses,
-        **compared(losses),
+        **above(losses["float32"], losses["bfloat16"]),
     }
     write_results(args.out, content)
 

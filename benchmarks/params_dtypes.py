@@ -8,18 +8,15 @@ Runs are kept in --runs, and resumed. benchmarks/larger_models.py compiles a ste
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
 
 import jax.numpy as jnp
 
-from benchmarks.result_files import made, write_results
+from benchmarks.quickstart_losses import SEEDS, above, config_flags, last_eval_loss, origin
+from benchmarks.result_files import write_results
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.workloads.targets import installed_version
 from ringformer.parallel.mesh import simulate_cpu_devices
 from ringformer.runs.config_file import load_config, parse
 from ringformer.train import update
@@ -28,7 +25,6 @@ from ringformer.train.prepare import prepare
 
 DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "nearest": "bfloat16"}
 """Dtype of the weights by the name of a run; those of "nearest" are bfloat16, rounded to nearest."""
-SEEDS = (0, 1, 2)
 
 
 def flags(name: str, seed: int, steps: int, run_dir: Path) -> list[str]:
@@ -40,12 +36,10 @@ def flags(name: str, seed: int, steps: int, run_dir: Path) -> list[str]:
         "seq_len": 256,
         "batch_size": 4,
         "eval_batches": 64,
-        "mesh_dim": "1,1,1,1",
-        "cpu_devices": 1,
         "optimizer.learning_rate": 3e-4,
         "optimizer.params_dtype": DTYPES[name],
     }
-    return [f"--config.{key}={value}" for key, value in changed.items()]
+    return config_flags(changed)
 
 
 def train_here(name: str, overrides: list[str]) -> None:
@@ -61,14 +55,7 @@ def eval_loss(name: str, seed: int, steps: int, runs: Path) -> float:
     run_dir = runs / f"{name}-{seed}-{steps}"
     line = [sys.executable, "-m", "benchmarks.params_dtypes", f"--only={name}", *flags(name, seed, steps, run_dir)]
     subprocess.run(line, check=True)
-    rows = [json.loads(row) for row in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return next(row["eval_loss"] for row in reversed(rows) if "eval_loss" in row)
-
-
-def above_float32(losses: dict[str, list[float]], name: str) -> dict[str, Any]:
-    """The losses of a kind of runs relative to float32's of the same seeds, with the spread of the seeds."""
-    above = [loss / wide - 1 for wide, loss in zip(losses["float32"], losses[name], strict=True)]
-    return {"above_float32": above, "mean": mean(above), "standard_deviation": stdev(above)}
+    return last_eval_loss(run_dir)
 
 
 def main() -> None:
@@ -94,13 +81,10 @@ def main() -> None:
         "nearest: with bfloat16 weights that are rounded to nearest, as no run of ringformer is",
         "command": "python benchmarks/params_dtypes.py",
         "runs": trained,
-        **made(),
-        "versions": {name: installed_version(name) for name in ("jax", "jaxlib", "optax")},
-        "steps": args.steps,
-        "seeds": SEEDS,
+        **origin(args.steps),
         "eval_loss": losses,
-        "bfloat16": above_float32(losses, "bfloat16"),
-        "nearest": above_float32(losses, "nearest"),
+        "bfloat16": above(losses["float32"], losses["bfloat16"]),
+        "nearest": above(losses["float32"], losses["nearest"]),
     }
     write_results(args.out, content)
 

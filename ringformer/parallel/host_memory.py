@@ -28,20 +28,26 @@ ROW_BYTES = 64 * 2**20
 MOST_PIECES = 64
 """Pieces above which an array travels whole, if that is allowed."""
 
-SUBLANES = 8
-"""Rows of a tile of a TPU's memory: a matrix is cut between tiles."""
+SUBLANES, LANES = 8, 128
+"""Rows and columns of a tile of a TPU's memory: a matrix is cut between tiles."""
 
 
-def rows_at_once(arrays: list[Any], share: float = 1.0) -> int:
+def rows_at_once(arrays: list[Any], share: float = 1.0, may_be_whole: bool = True) -> int:
     """Return how many rows of all these arrays, which have equally many, travel at once: as many as `ROW_BYTES` allow
-    of a share of the arrays, and at least one. They are at most half of the rows, unless only many small pieces are
-    equal parts of them: a TPU's compiler cannot copy a whole array that it wants in another layout on the device."""
+    of a share of the arrays, and at least one.
+
+    Unless they `may_be_whole`, they are at most half of the rows. So they are for arrays without whole lanes, unless
+    only many small pieces are equal parts: a TPU's compiler may want such an array in another layout on the device, and
+    cannot copy it whole.
+    """
     size = len(arrays[0])
     of_row = share * sum(x.nbytes for x in arrays) / size
     matrices = any(x.ndim == 2 for x in arrays)
     unit = SUBLANES if matrices and size % SUBLANES == 0 else 1
+    whole_lanes = all(x.shape[-1] % LANES == 0 for x in arrays)
+    most = size if may_be_whole and whole_lanes else size // 2
     fitting = unit
-    for rows in range(unit, size // 2 + 1, unit):
+    for rows in range(unit, most + 1, unit):
         if size % rows == 0 and rows * of_row <= ROW_BYTES:
             fitting = rows
     many = size // fitting > MOST_PIECES
@@ -74,7 +80,7 @@ def write_rows(arrays: Any, new: Any, start: Any) -> Any:
 
 def copy_to_device(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Return a copy of an array in host memory on the device, in a dtype."""
-    rows = rows_at_once([x])
+    rows = rows_at_once([x], may_be_whole=False)  # beside the copy
     turns = len(x) // rows
 
     def turn(i, carry):

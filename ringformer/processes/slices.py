@@ -26,6 +26,6 @@ def slices_of_run(count: int, environment: Mapping[str, str] = os.environ) -> in
         if "MEGASCALE_NUM_SLICES" not in environment and not GceTpuCluster.is_env_present():
             return 1
         slices = GceTpuCluster._get_num_slices()
-    except Exception:  # any error, e.g. of the metadata server
+    except (OSError, RuntimeError, ValueError):  # the metadata server does not answer, or not with a number
         return 1
     return slices if slices > 1 and count % slices == 0 else 1

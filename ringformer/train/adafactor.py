@@ -60,7 +60,9 @@ class ShardedMatrix:
         """Return the mean over dimensions, which stay with size 1. Padding, which is zero, does not count (inside
         `shard_map` if the matrix is sharded)."""
         total = jnp.sum(shard, axis=dims, keepdims=True)
-        axes = [axis for dim in dims for axis in self.sharding.axes(dim)]
+        axes: list[str] = []
+        for dim in dims:
+            axes += self.sharding.axes(dim)
         if axes:
             total = lax.psum(total, tuple(axes))
         return total / math.prod(self.sharding.shape[dim] for dim in dims)

@@ -48,7 +48,9 @@ def run(monkeypatch, request):
     dogs = [Watchdog(lambda _: None) for _ in range(count)]
     for dog in dogs:
         dog.begin("step 7", "step")
-    store, judged, requested = Store(count), [[] for _ in dogs], [[] for _ in dogs]
+    store = Store(count)
+    judged = [[] for _ in dogs]
+    requested = [[] for _ in dogs]
     all_peers = []
     for i, dog in enumerate(dogs):
         member = Membership("", count, i, slices=slices)

@@ -314,11 +314,10 @@ def test_a_run_goes_on_with_one_slice_after_the_other_was_lost(folder, start, vi
 
     resumed = start(2, *steps, "--config.mesh_dim=1,2,1,1")
     assert ended(resumed, 120) == [0] * 2, said(resumed)
-    one, other_seed = "--config.mesh_dim=1,1,1,1", f"--config.run_dir={folder}/other"
-    alone = start(1, *steps, one, f"--config.run_dir={folder}/alone") + start(
-        1, *steps, one, other_seed, "--config.seed=1"
-    )
-    assert ended(alone, 120) == [0] * 2, said(alone)
+    one = "--config.mesh_dim=1,1,1,1"
+    alone = start(1, *steps, one, f"--config.run_dir={folder}/alone")
+    other_seed = start(1, *steps, one, f"--config.run_dir={folder}/other", "--config.seed=1")
+    assert ended(alone + other_seed, 120) == [0] * 2, said(alone + other_seed)
     ours = numbers(folder / "run")
     assert len(ours) == 16
     np.testing.assert_allclose(ours, numbers(folder / "alone"), rtol=1e-6)

@@ -36,9 +36,7 @@ def test_moments_and_weights_leave_the_devices(target, devices):
     assert state["host_bytes"] == pytest.approx(12 * of_shard, rel=0.01)
     assert none["argument_bytes"] - moments["argument_bytes"] == pytest.approx(8 * of_shard, rel=0.01)
     assert state["argument_bytes"] < 0.01 * none["argument_bytes"]
-    fragmentation = 0.15 * GiB  # of v5p's moments, more than they save
-    assert none["peak_bytes"] + fragmentation > moments["peak_bytes"] > state["peak_bytes"]
-    assert none["peak_bytes"] > state["peak_bytes"]
+    assert none["peak_bytes"] > moments["peak_bytes"] > state["peak_bytes"]
 
 
 def test_gradients_leave_the_devices():
@@ -74,8 +72,8 @@ def test_what_did_not_fit_fits():
 def test_closed_forms_rank_them_before_they_are_compiled(case):
     compiled = ROWS[case.name]
     workload = case.workload()
-    assert peak_bytes(workload) == pytest.approx(compiled["peak_bytes"], rel=0.22)
-    assert host_bytes(workload) == pytest.approx(compiled["host_bytes"], rel=0.02, abs=0.05 * GiB)
+    assert peak_bytes(workload) == pytest.approx(compiled["peak_bytes"], rel=0.2)
+    assert host_bytes(workload) == pytest.approx(compiled["host_bytes"], rel=0.01, abs=0.05 * GiB)
 
 
 def test_a_sum_across_slices_is_exposed_and_said():
@@ -99,6 +97,7 @@ def test_a_sum_across_groups_is_exposed_and_said():
     assert joined["step_seconds_model"] == pytest.approx(alone["step_seconds_model"] + seconds, rel=0.02)
     tokens = 9 * seconds / alone["step_seconds_model"] * 8192  # of a device, for a tenth of the step
     page = (ROOT / "docs" / "parallelism.md").read_text()
-    together, one = joined["step_seconds_model"], alone["step_seconds_model"]
+    together = joined["step_seconds_model"]
+    one = alone["step_seconds_model"]
     assert f"takes {together:.2f} s instead of {one:.2f} s on 8xH100, of which {seconds:.2f} s are this sum" in page
     assert f"at most a tenth of the step from {round(tokens, -4):,.0f} tokens a device on" in page

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.params_dtypes import SEEDS, above_float32
+from benchmarks.quickstart_losses import SEEDS, above
 from ringformer.hardware import GiB
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ def test_chance_trains_what_rounding_to_nearest_does_not():
     """By half a percent at most for each seed, and by five at least."""
     assert FOUND["steps"] >= 500 and tuple(FOUND["seeds"]) == SEEDS
     for name in ("bfloat16", "nearest"):
-        assert FOUND[name] == above_float32(FOUND["eval_loss"], name)
+        assert FOUND[name] == above(FOUND["eval_loss"]["float32"], FOUND["eval_loss"][name])
     assert max(FOUND["bfloat16"]["above_float32"]) <= 0.005
     assert min(FOUND["nearest"]["above_float32"]) >= 0.05
 

@@ -51,7 +51,8 @@ def test_one_command_on_two_slices(tmp_path):
     assert "--target=2xv5p-128" in estimate
     assert create[5] == "pod" and {"--node-count=2", "--node-prefix=pod", "--accelerator-type=v5p-128"} <= {*create}
     assert not any(word.startswith("--node-id") for word in create)
-    first, second = found["every host of pod-0"], found["every host of pod-1"]
+    first = found["every host of pod-0"]
+    second = found["every host of pod-1"]
     assert first == second and len(first) == 4 and "every host of pod" not in found
     for copy in ("pod-0:ringformer.tar.gz", "pod-1:ringformer.tar.gz"):
         assert sum(copy in command for command in found["this host"]) == 1
@@ -214,9 +215,12 @@ def test_a_run_that_is_under_way_is_followed(pod):
 
 
 def sent_to(log):
-    """Of gcloud's log: the commands by the slice that they were sent to."""
+    """Return the commands in gcloud's log by the slice that they were sent to."""
     lines = [line for line in log.splitlines() if " tpu-vm " in line]
-    return {node: "\n".join(line for line in lines if f" {node}" in line) for node in ("pod-0", "pod-1", "pod-2")}
+    sent = {}
+    for node in ("pod-0", "pod-1", "pod-2"):
+        sent[node] = "\n".join(line for line in lines if f" {node}" in line)
+    return sent
 
 
 def test_a_run_begins_on_each_slice(pod):

@@ -100,7 +100,7 @@ def gradients_of(program, params):
 
 @pytest.mark.parametrize("mesh_dim", ["2,2,2,1", pytest.param("1,2,2,2", marks=pytest.mark.slow)])
 def test_gradients_are_float32_and_those_of_float32_weights(mesh_dim):
-    """Of the same numbers. Matrices travel as they are, and no shard is copied in float32."""
+    """Both kinds of weights have the same numbers. Matrices travel as they are; no shard is copied in float32."""
     program = first_program(mesh_dim, "bfloat16")
     params = init_state(program.model, program.optimizer, program.shardings, program.mesh, 0).params
     found, text = gradients_of(program, params)
@@ -180,7 +180,7 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_a_reader_gets_the_weights_that_were_saved(folder):
-    """In float32 for models and evaluations; in either dtype for a run that starts from them."""
+    """Models and evaluations get them in float32, a run that starts from them in its own dtype."""
     saved = stored(folder)
     assert saved["embed"].dtype == jnp.bfloat16 and saved["norm/scale"].dtype == np.float32
     model = by_name(nnx.to_pure_dict(nnx.state(load_model(folder / "narrow"))))

@@ -38,7 +38,8 @@ def test_gradients_are_summed_over_dp_in_the_dtype():
     assert "bf16" not in sums_over_dp("2,2,1,2", "float32")
 
 
-@pytest.mark.parametrize("mesh_dim", ["2,1,1,4", pytest.param("4,1,1,2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh_dim", ["2,1,1,4", "4,1,1,2"])
 def test_a_run_is_near_that_of_float32_sums(mesh_dim):
     """Each gradient is rounded once for each copy. Without dp nothing is rounded."""
     _, expected, losses = trained(mesh_dim, "none", steps=3)
@@ -47,6 +48,7 @@ def test_a_run_is_near_that_of_float32_sums(mesh_dim):
     assert 1e-6 < error < 2e-2 and narrow == pytest.approx(losses, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_without_copies_nothing_changes():
     _, expected, _ = trained("1,2,1,4", "none", steps=1)
     _, found, _ = trained("1,2,1,4", "none", steps=1, **NARROW)

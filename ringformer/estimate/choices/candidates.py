@@ -14,6 +14,7 @@ from ringformer.estimate.closed_forms.communication import exposed_seconds
 from ringformer.estimate.closed_forms.training import (
     StepTime,
     computation_time,
+    gradient_bytes,
     host_bytes,
     peak_bytes,
     state_bytes,
@@ -115,14 +116,20 @@ def _candidates_on(mesh: Workload) -> Iterator[Candidate]:
                     yield from _with_larger_offloads(counted(option))
 
 
-AMPLE = 0.6
-"""Share of a device's memory, by the closed form, below which a compiler hardly ever needs more than there is."""
+AMPLE, HOPELESS = 0.6, 2.0
+"""Shares of a device's memory, by the closed form: below the first, a compiler hardly ever needs more than there is;
+above the second, it never needs less."""
 
 
 def _with_larger_offloads(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield a candidate and, as long as it may not fit, the same with more of its state in host memory."""
+    """Yield a candidate and, as long as it may not fit, the same with more of its state in host memory, unless what
+    stays is hopeless."""
     yield candidate
-    for part in parts_in_host(candidate.workload):
+    workload = candidate.workload
+    stays = candidate.peak - state_bytes(workload) - gradient_bytes(workload)
+    if stays > HOPELESS * workload.target.budget:
+        return
+    for part in parts_in_host(workload):
         if candidate.peak > AMPLE * candidate.workload.target.budget:
             candidate = counted(offloading(candidate.workload, part))
             yield candidate

@@ -298,9 +298,13 @@ def smallest_local_length(model: DecoderConfig, chip: Chip, *, causal: bool = Tr
 
 
 def host_bytes(workload: Workload) -> float:
-    """Bytes of offloaded activations, state and gradients in host memory, per device."""
-    activations = workload.model.offloaded_bytes(workload.local_tokens)
-    return activations + offloaded_state(workload) + offloaded_gradients(workload)
+    """Bytes of offloaded activations, state and gradients in host memory, per device. Gradients of the embedding and of
+    the head are sent when all layers are done, and take the place of their activations."""
+    model = workload.model
+    activations = model.offloaded_bytes(workload.local_tokens)
+    gradients = offloaded_gradients(workload)
+    outside = gradients * 2 * model.vocab_size * model.hidden_size / workload.trained_params
+    return activations + gradients - min(activations, outside) + offloaded_state(workload)
 
 
 def offloaded_state(workload: Workload) -> float:

@@ -44,10 +44,7 @@ def _cures(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
         tokens = workload.ring_tokens
         cure = "train longer sequences or more of them per step, or use a smaller tp"
         if estimate.schedule and estimate.schedule.exposed_slices_seconds > time.exposed / 2:
-            cure = (
-                f"most of it crosses between {workload.target.slices_are}, once a step: train more sequences per step, "
-                f"e.g. with accumulate={2 * workload.accumulate}"
-            )
+            cure = f"most of it crosses between {workload.target.slices_are}, once a step: {_fewer_sums(workload)}"
         elif sp > 1:
             cure = f"use {_way(workload)}a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
         return [
@@ -55,6 +52,17 @@ def _cures(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
             f"{cure}"
         ]
     return ["train longer sequences or more of them per step, so that weights are read less often per token"]
+
+
+def _fewer_sums(workload: Workload) -> str:
+    """Return settings with which what crosses between slices takes a smaller share of a step."""
+    more = "train more sequences per step"
+    if workload.gradients_in_host:
+        return f"{more} (batch_size)"  # such a step has one microbatch
+    more += f", e.g. with accumulate={2 * workload.accumulate}"
+    if workload.optimizer.reduce_dtype == "float32":
+        more += ", or set optimizer.reduce_dtype=bfloat16"
+    return more
 
 
 def _way(workload: Workload) -> str:

@@ -99,6 +99,7 @@ def test_the_fastest_that_is_accepted_is_chosen(monkeypatch):
     assert "--config.model.head_groups=4" in text and "rejected candidates" in text
 
 
+@pytest.mark.slow
 def test_the_longest_halves_until_something_is_accepted(monkeypatch):
     compiler(monkeypatch, lambda workload: workload.seq_len <= 2**17)
     found = longest_plan(goal("llama_7b", GPUS, 1), asked())
@@ -409,6 +410,7 @@ def test_lengths_that_no_mesh_divides():
             plan(goal("llama_7b", GPUS, length), asked())
 
 
+@pytest.mark.slow
 def test_kernels_are_candidates():
     """The chip's own is the fastest, with its chunks; XLA's blocks are there too, and need no chunk flags."""
     for target, kernel, chunk in ((GPUS, "cudnn", None), (find_target("v5e-256"), "pallas", 2048)):
