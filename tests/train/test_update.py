@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
 from ringformer.estimate.choices.candidates import offloading
-from ringformer.estimate.closed_forms.training import offloaded_gradients
+from ringformer.estimate.closed_forms.training import host_bytes, offloaded_gradients
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.workloads.programs import (
     CHECK,
@@ -295,7 +295,9 @@ def check_gradients(target: str, **settings) -> None:
     workload = Workload(model, find_target(target), mesh_dim, 2**13, find_target(target).num_devices).with_kernel()[0]
     without, found = (compile_apart(offloading(workload, part)) for part in ("state", "all"))
     gradients = offloaded_gradients(offloading(workload, "all"))
-    assert found.host_bytes - without.host_bytes == pytest.approx(gradients, rel=0.01)
+    more = host_bytes(offloading(workload, "all")) - host_bytes(offloading(workload, "state"))
+    assert more == gradients or settings.get("offload"), "some take the place of activations"
+    assert found.host_bytes - without.host_bytes == pytest.approx(more, rel=0.01)
     assert without.peak_bytes - found.peak_bytes > 0.5 * gradients
 
 
