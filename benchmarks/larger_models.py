@@ -58,7 +58,14 @@ class Case(NamedTuple):
 
 
 LONG = (("offload", True), ("head_groups", 8))
-KEPT_OUTPUTS = (("offload", True), ("remat", "attention"))
+KEPT_OUTPUTS = (*LONG, ("remat", "attention"))
+SOME_OUTPUTS = (
+    ("offload", True),
+    ("fetch_ahead", False),
+    ("head_groups", 4),
+    ("remat", "attention"),
+    ("full_remat_layers", 26),
+)
 CASES = (
     Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "none"),
     Case("llama3_8b", "8xH100", "1,8,1,1", 8, 8192, "moments"),
@@ -74,6 +81,7 @@ CASES = (
     Case("llama3_8b", "1xH100", "1,1,1,1", 1, 2**19, "state", LONG, 1900),
     Case("llama3_8b", "1xH100", "1,1,1,1", 1, 2**19, "all", LONG, 1900),
     Case("qwen3_32b", "8xH100", "1,1,1,8", 1, 2**20, "moments", LONG),
+    Case("qwen3_32b", "8xH100", "1,1,2,4", 1, 2**20, "state", SOME_OUTPUTS),
     Case("qwen3_32b", "8xH100", "1,1,1,8", 1, 2**20, "all", KEPT_OUTPUTS, 320),
     Case("llama3_70b", "8xH100", "1,1,1,8", 1, 2**17, "state", LONG),
 )

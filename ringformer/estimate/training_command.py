@@ -138,6 +138,8 @@ def _estimate_run(workload: Workload, args: argparse.Namespace, show: Callable[[
     if workload.has_closed_forms:
         model = workload.model
         head = f"{head}, head_groups {model.head_groups}, remat_group {model.remat_group}"
+        if model.full_remat_layers:
+            head += f", full_remat_layers {model.full_remat_layers}"
     show(estimate_text(head, workload, step, documents))
     others = []
     if step.fits:

@@ -39,7 +39,7 @@ def inference_config(config: DecoderConfig, mesh: Mesh, local_tokens: int) -> tu
         )
     attention = config.attention if own else "ring"
     config = replace(config, attention=attention, layout=layout, ulysses=ulysses)
-    config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
+    config = replace(config, remat="none", remat_group=1, full_remat_layers=0, head_groups=1, offload=False)
     config.check_mesh(mesh)
     device = mesh.devices.flat[0]
     chip = chip_of(device.device_kind)

@@ -74,8 +74,23 @@ def check_config(config: Any) -> None:
             f"offload moves layer inputs and attention outputs: remat must be {' or '.join(OFFLOADABLE)}, not "
             f"{config.remat}"
         )
-    if config.offload and config.remat == "attention" and config.head_groups > 1:
+    if config.full_remat_layers:
+        _check_full_remat_layers(config)
+
+
+def _check_full_remat_layers(config: Any) -> None:
+    """Raise ValueError if some layers of a decoder cannot recompute their attention while the others keep it."""
+    layers = f"full_remat_layers={config.full_remat_layers}"
+    if config.full_remat_layers < 0:
+        raise ValueError(f"{layers} must not be negative: the first layers whose attention is recomputed")
+    if config.remat != "attention" or not config.offload:
         raise ValueError(
-            f"head_groups={config.head_groups} keeps the outputs of its groups on the device, where offload cannot "
-            "move them: with remat=attention and offload, set head_groups=1"
+            f"{layers} with remat={config.remat} and offload={config.offload}: these are layers whose attention's "
+            "outputs need no host memory, so set remat=attention and offload=True"
         )
+    if config.full_remat_layers >= config.num_layers:
+        raise ValueError(f"{layers} leaves none of num_layers={config.num_layers}: set remat=full")
+    if config.remat_group > 1:
+        raise ValueError(f"{layers} with remat_group={config.remat_group}: set one of them")
+    if len(set(config.layer_kinds)) > 1:
+        raise ValueError(f"{layers}: the layers of {type(config).__name__} are of several kinds; set it to 0")

@@ -81,6 +81,9 @@ class DecoderConfig:
     """Layers of a group for two-level rematerialisation: only the input of the group's first layer is kept, and the
     group is recomputed before its backward. This costs one more forward, and keeps L/g + g layer inputs instead of L.
     The last L % g layers form no group: each keeps its input."""
+    full_remat_layers: int = 0
+    """First layers that keep only their input, as with remat=full, although remat=attention and offload: the outputs of
+    all may be more than host memory can have."""
     offload: bool = False
     """Offload kept arrays to host memory until the backward: the layers' inputs and, with remat=attention, the
     attention's outputs, but not those that a remat group recomputes. This works on accelerators; a CPU has no other
@@ -123,6 +126,7 @@ class DecoderConfig:
         "layout",
         "remat",
         "remat_group",
+        "full_remat_layers",
         "offload",
         "fetch_ahead",
         "head_groups",
@@ -248,15 +252,18 @@ class DecoderConfig:
         (period,) = self.periods
         if period.repeats > 1:
             return True
-        return len(period.runs) == 1 and self.num_layers % self.remat_group == 0
+        return len(period.runs) == 1 and self.num_layers % self.remat_group == 0 and not self.full_remat_layers
+
+    def kept_bytes_of_layers(self, tokens: int) -> int:
+        """Return the bytes that all layers keep until the backward on a device with `tokens` tokens of a microbatch,
+        without those that a remat group recomputes."""
+        of_input, of_attention = self.kept_bytes(tokens)
+        groups, single = self.remat_groups
+        return (groups + single) * of_input + (single - self.full_remat_layers) * of_attention
 
     def offloaded_bytes(self, tokens: int) -> int:
         """Bytes that a device with `tokens` tokens of a microbatch offloads to host memory."""
-        if not self.offload:
-            return 0
-        of_input, of_attention = self.kept_bytes(tokens)
-        groups, single = self.remat_groups
-        return groups * of_input + single * (of_input + of_attention)
+        return self.kept_bytes_of_layers(tokens) if self.offload else 0
 
     def check_mesh(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise ValueError if the model cannot be computed on the mesh: tp must divide heads and features."""

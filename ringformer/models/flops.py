@@ -51,13 +51,17 @@ def _mean(config: DecoderConfig, of_window: Callable[[int], float]) -> float:
     return sum(layers * of_window(window) for window, layers in config.windows.items()) / config.num_layers
 
 
-def forward_runs(config: DecoderConfig) -> tuple[int, int]:
-    """Count how often a step runs the forward of a layer's weights, and how often that of its attention. Each runs
-    once, plus once for each level of rematerialisation that does not keep its results."""
+def forward_runs(config: DecoderConfig) -> tuple[int, float]:
+    """Count how often a step runs the forward of a layer's weights, and how often, on average over layers, that of its
+    attention. Each runs once, plus once for each level of rematerialisation that does not keep its results."""
     levels = 1 + (config.remat_group > 1)
     of_weights = config.remat in ("dots", "none")
-    of_attention = config.remat != "full"
-    return 1 + levels - of_weights, 1 + levels - of_attention
+    return 1 + levels - of_weights, levels + _full_remat(config)
+
+
+def _full_remat(config: DecoderConfig) -> float:
+    """Return the share of layers that keep their input only."""
+    return 1 if config.remat == "full" else config.full_remat_layers / config.num_layers
 
 
 def feedforward_products(config: DecoderConfig, *, frozen: bool = False) -> float:
@@ -70,8 +74,8 @@ def feedforward_products(config: DecoderConfig, *, frozen: bool = False) -> floa
     again = 0.0
     if config.remat not in KEEP_HIDDEN:
         again += 2
-    if config.remat == "full" and config.PARTS.norms != "before":
-        again += 3
+    if config.PARTS.norms != "before":
+        again += 3 * _full_remat(config)
     _, single = config.remat_groups
     again += 3 * (1 - single / config.num_layers)
     return 3 + (3 if frozen else 6) + again
@@ -82,13 +86,13 @@ def executed_flops(config: DecoderConfig, seq_len: int, *, frozen: bool = False)
     no gradient."""
     forwards, _ = forward_runs(config)
     backward = WEIGHT_FORWARD if frozen else WEIGHT_BACKWARD
-    weights = (WEIGHT_FORWARD * forwards + backward) * working_params(config)
+    weights = float(WEIGHT_FORWARD * forwards + backward) * working_params(config)
     sizes = config.sizes
     of_feedforward = WEIGHT_FORWARD * 3 * sizes["D"] * sizes["F"] * sizes["L"]
     if config.remat == "feedforward":
         weights -= of_feedforward
-    if config.remat == "full" and config.PARTS.norms != "before":
-        weights += of_feedforward  # again for the norm behind it, and again for its own gradients
+    if config.PARTS.norms != "before":
+        weights += of_feedforward * _full_remat(config)  # again for the norm behind it, and for its own gradients
     return weights * seq_len + executed_attention_flops(config, seq_len)
 
 
@@ -98,8 +102,9 @@ def executed_attention_flops(config: DecoderConfig, seq_len: int) -> float:
     return executed_pair_flops(config) * visible
 
 
-def executed_pair_flops(config: DecoderConfig) -> int:
-    """FLOPs that a step executes per visible pair of a query and a key, for each head and each feature of the head."""
+def executed_pair_flops(config: DecoderConfig) -> float:
+    """FLOPs that a step executes per visible pair of a query and a key, for each head and each feature of the head, on
+    average over layers."""
     return PAIR_FORWARD * forward_runs(config)[1] + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from ringformer.models.config_checks import Remat
 from ringformer.models.decoder_config import DecoderConfig
 from ringformer.models.layer_kinds import LayerKind, scan_periods
-from ringformer.models.offloaded_scan import offloaded_scan
+from ringformer.models.offloaded_scan import FirstLayers, offloaded_scan
 from ringformer.ops.host_stand_in import device_stand_ins
 from ringformer.ops.ring_vjp import SAVED_OUTPUT, SAVED_SOFTMAX
 from ringformer.ops.simulated_devices import after
@@ -42,8 +42,8 @@ def scan_layers(
     `kept`, None if layers are grouped or offloaded.
 
     Args:
-      c: its remat, remat_group, offload and fetch_ahead decide which arrays are kept for the backward, and where. If
-        periods of layers repeat, arrays are offloaded by the period.
+      c: its remat, remat_group, full_remat_layers, offload and fetch_ahead decide which arrays are kept for the
+        backward, and where. If periods of layers repeat, arrays are offloaded by the period.
       layers: arrays with a leading dimension for the layers.
       shared: arrays for all layers, which get no gradient.
     """
@@ -65,6 +65,10 @@ def scan_layers(
 
 def _run(layer: Callable[..., Any], c: DecoderConfig, offload: Callable[..., Any] | None, x, layers, shared):
     """Scan over equal layers, of which groups of `remat_group` are recomputed together."""
+    if offload is not None and c.full_remat_layers:
+        first = FirstLayers(c.full_remat_layers, _output_of(_rematerialised(layer, "full")))
+        others = _output_of(_rematerialised(layer, c.remat))
+        return offload(others, x, layers, shared, first=first), None
     g = c.remat_group
     kept = None
     count = len(jax.tree.leaves(layers)[0])
@@ -78,11 +82,20 @@ def _run(layer: Callable[..., Any], c: DecoderConfig, offload: Callable[..., Any
 
 
 def _scan(layer: Callable[..., Any], remat: Remat, offload: Callable[..., Any] | None, x, layers, shared):
-    layer = jax.checkpoint(_begun_in_order(_with_stand_ins(layer)), policy=REMAT[remat], prevent_cse=False)
-    layer = _recomputed_in_order(layer)
+    layer = _rematerialised(layer, remat)
     if offload is not None:
-        return offload(lambda *arguments: layer(*arguments)[0], x, layers, shared), None
+        return offload(_output_of(layer), x, layers, shared), None
     return lax.scan(lambda x, weights: layer(x, weights, shared), x, layers)
+
+
+def _rematerialised(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    in_order = _begun_in_order(_with_stand_ins(layer))
+    return _recomputed_in_order(jax.checkpoint(in_order, policy=REMAT[remat], prevent_cse=False))
+
+
+def _output_of(layer: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """Return the layer without what it kept."""
+    return lambda *arguments: layer(*arguments)[0]
 
 
 def _with_stand_ins(layer: Callable[..., Any]) -> Callable[..., Any]:

@@ -195,7 +195,7 @@ def reason_against_gradients_in_host(optimizer: OptimizerConfig, model: ModelCon
     if not getattr(model, "one_scan", False):
         return (
             "gradients come to host memory from one scan over all layers, or over periods of equal layers, and the "
-            "layers of this model, or its groups of remat_group layers, are not one"
+            "layers of this model, its groups of remat_group layers, or its full_remat_layers and others, are not one"
         )
     return ""
 

@@ -88,5 +88,5 @@ def test_advice_can_be_followed():
     (line,) = lines(seconds=10.0, head_groups=4, offload=True)
     assert line.startswith("remat=feedforward without offload should fit (")
     (line,) = lines(seconds=10.0, head_groups=4, offload=True, peak=30 * 2**30)
-    assert line.startswith("remat=attention and head_groups=1 should fit (")
+    assert line.startswith("remat=attention should fit (")
     assert "vanilla attention materializes all logits" in lines(attention="vanilla", kernel="xla")[0]

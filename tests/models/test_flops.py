@@ -66,6 +66,9 @@ def test_what_a_step_executes():
         assert executed_flops(model, 4096) == pytest.approx(expected), (remat, group)
         frozen = executed_flops(model, 4096, frozen=True)
         assert frozen == pytest.approx(expected - 2 * weights * 4096), (remat, group)
+    some = replace(MODEL, remat="attention", offload=True, full_remat_layers=12)
+    without = 12 / 32 * 4 * pairs
+    assert executed_flops(some, 4096) == pytest.approx(8 * weights * 4096 + 14 * pairs + without)
     kept = executed_flops(replace(MODEL, remat="attention"), 4096) - executed_flops(
         replace(MODEL, remat="feedforward"), 4096
     )

@@ -65,10 +65,14 @@ def oracle():
     return {L: loss_and_gradients(dataclasses.replace(CONFIG, remat="none", num_layers=L)) for L in (2, 4)}
 
 
+SOME_KEPT = {"remat": "attention", "offload": True, "full_remat_layers": 1}
+
+
 @pytest.mark.usual(
     "{'attention': 'memory_efficient'}",
     "{'attention': 'ring'}",
     "{'attention': 'ring', 'remat': 'attention', 'offload': True}",
+    "{'attention': 'ring', 'num_layers': 4, 'remat': 'attention', 'offload': True, 'full_remat_layers': 3}",
 )
 @pytest.mark.parametrize(
     "change",
@@ -82,6 +86,9 @@ def oracle():
         {"attention": "ring", "num_layers": 4, "remat_group": 2, "head_groups": 2, "offload": True},
         {"attention": "ring", "num_layers": 4, "remat_group": 3, "remat": "attention", "offload": True},
         {"attention": "ring", "remat": "attention", "offload": True},
+        {"attention": "ring", "remat": "attention", "offload": True, "head_groups": 2},
+        {"attention": "ring", "num_layers": 4, "remat": "attention", "offload": True, "full_remat_layers": 3},
+        SOME_KEPT | {"attention": "ring", "fetch_ahead": False},
     ],
     ids=str,
 )
@@ -242,7 +249,14 @@ def test_logits_follow_the_scaling():
         ({"remat_group": 3}, "remat_group=3 exceeds num_layers=2"),
         ({"head_groups": 4}, "head_groups=4 does not divide num_kv_heads=2"),
         ({"offload": True, "remat": "dots"}, "remat must be full or attention, not dots"),
-        ({"offload": True, "remat": "attention", "head_groups": 2}, "set head_groups=1"),
+        (SOME_KEPT | {"full_remat_layers": -1}, "full_remat_layers=-1 must not be negative"),
+        ({"full_remat_layers": 1, "offload": True}, "full_remat_layers=1 with remat=full"),
+        (SOME_KEPT | {"offload": False}, "full_remat_layers=1 with remat=attention and offload=False"),
+        (SOME_KEPT | {"full_remat_layers": 2}, "leaves none of num_layers=2: set remat=full"),
+        (
+            SOME_KEPT | {"remat_group": 2},
+            "full_remat_layers=1 with remat_group=2: set one of them",
+        ),
     ],
 )
 def test_configs_that_cannot_be(change, message):

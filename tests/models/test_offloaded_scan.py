@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from ringformer.models.offloaded_scan import offloaded_scan
+from ringformer.models.offloaded_scan import FirstLayers, offloaded_scan
 from tests.helpers import normal, random_vjp, relative_error
 
 LAYERS, ROWS, WIDTH = 5, 3, 8
@@ -22,6 +22,7 @@ def layer(x, weights, shared):
 
 
 REMATERIALISED = jax.checkpoint(layer, policy=KEEP, prevent_cse=False)
+FULLY = jax.checkpoint(layer, prevent_cse=False)
 
 
 def inputs():
@@ -30,18 +31,20 @@ def inputs():
     return x, {"w": w, "v": v}, jax.tree.map(jnp.asarray, shared)
 
 
+@pytest.mark.parametrize("first", [0, 2, 4])
 @pytest.mark.parametrize("ahead", [True, False])
-def test_gradients_are_those_of_a_plain_scan(ahead):
+def test_gradients_are_those_of_a_plain_scan(ahead, first):
     """Of every layer, the first and the last too; at one layer as well."""
     x, layers, shared = inputs()
+    first_layers = FirstLayers(first, FULLY) if first else None
 
     def plain(x, layers):
         return lax.scan(lambda x, weights: (layer(x, weights, shared), None), x, layers)[0]
 
     def offloaded(x, layers):
-        return offloaded_scan(REMATERIALISED, x, layers, shared, ahead=ahead)
+        return offloaded_scan(REMATERIALISED, x, layers, shared, ahead=ahead, first=first_layers)
 
-    for count in (LAYERS, 1):
+    for count in (LAYERS,) if first else (LAYERS, 1):
         some = jax.tree.map(lambda w: w[:count], layers)  # noqa: B023
         y, dx, dlayers = random_vjp(jax.jit(offloaded), x, some)
         expected_y, expected_dx, expected = random_vjp(plain, x, some)
@@ -57,6 +60,18 @@ def test_what_waits_in_host_memory_is_what_the_layers_keep():
     loss = jax.grad(lambda x, layers: offloaded_scan(REMATERIALISED, x, layers, shared).sum(), argnums=(0, 1))
     sent = [shape for shape, space in _moves(jax.make_jaxpr(loss)(x, layers).jaxpr) if space == jax.memory.Space.Host]
     assert sent == [(ROWS, WIDTH)] * 2
+
+
+def test_the_first_layers_keep_only_their_input():
+    """On the host, there are 2 inputs, and for the 3 layers behind them 3 inputs and 3 named arrays."""
+    x, layers, shared = inputs()
+
+    def loss(x, layers):
+        return offloaded_scan(REMATERIALISED, x, layers, shared, first=FirstLayers(2, FULLY)).sum()
+
+    _, vjp = jax.vjp(jax.jit(loss), x, layers)
+    kept = [w.shape for w in jax.tree.leaves(vjp) if w.shape[-2:] == (ROWS, WIDTH)]
+    assert sorted(kept) == [(2, ROWS, WIDTH), (3, ROWS, WIDTH), (3, ROWS, WIDTH)]
 
 
 def _moves(jaxpr):

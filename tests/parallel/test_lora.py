@@ -70,6 +70,7 @@ MIXTURES = [
     ("1,1,1,8", {}, 1),
     ("1,2,2,2", {"remat": "feedforward", "layout": "striped"}, 2),
     ("1,2,1,4", {"remat_group": 2, "head_groups": 2, "offload": True}, 1),
+    ("1,2,1,4", {"remat": "attention", "full_remat_layers": 1, "head_groups": 2, "offload": True}, 1),
     pytest.param("1,1,2,4", {"ulysses": 2, "remat": "dots"}, 2, marks=pytest.mark.slow),
     pytest.param("1,2,4,1", {}, 1, marks=pytest.mark.slow),
     pytest.param("2,1,1,4", {"ring": "gathered"}, 1, marks=pytest.mark.slow),

@@ -64,8 +64,9 @@ def test_what_did_not_fit_fits():
     assert alone["fits"] and alone["fits_host"] and not ROWS["llama3_8b 1xH100 524288 state"]["fits"]
     longest = ROWS["llama3_8b 1xH100 524288 all"]
     assert longest["fits"] and longest["fits_host"], "500K tokens of 8B on one GPU"
-    kept = row("qwen3_32b", "8xH100", "all")
-    assert kept["fits"] and kept["fits_host"] and kept["step_seconds_model"] < 1150, "with 320 GiB of the host a GPU"
+    some, kept = row("qwen3_32b", "8xH100", "state"), row("qwen3_32b", "8xH100", "all")
+    assert some["fits"] and some["fits_host"] and some["step_seconds_model"] <= 1150, "with the usual host"
+    assert kept["fits"] and kept["fits_host"] and kept["step_seconds_model"] < 1050, "with 320 GiB of the host a GPU"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

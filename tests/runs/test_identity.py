@@ -61,6 +61,7 @@ MODEL_HARMLESS = {
     "layout",
     "remat",
     "remat_group",
+    "full_remat_layers",
     "offload",
     "fetch_ahead",
     "head_groups",

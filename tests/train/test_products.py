@@ -113,6 +113,13 @@ def test_so_do_groups_of_layers_and_offloaded_ones(family, remat, change, lora):
     check(tiny(family, remat=remat, ffn_chunk=T, **change), lora)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, FROZEN[0]], ids=["all", "adapters"])
+@pytest.mark.parametrize("family", ["llama", "olmo3"])
+def test_so_do_layers_that_keep_less_than_others(family, lora):
+    check(tiny(family, remat="attention", offload=True, full_remat_layers=1, ffn_chunk=T), lora)
+
+
 def test_the_page_has_the_closed_form():
     page = (Path(__file__).parents[2] / "docs" / "estimating.md").read_text()
     section = page.partition("<!-- products of the feed-forward -->")[2].partition("<!-- end -->")[0]

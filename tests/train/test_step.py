@@ -79,6 +79,7 @@ def one_device():
     return trained("1,1,1,1", dataclasses.replace(CONFIG, attention="vanilla", remat="none"), devices=1)
 
 
+SOME_KEPT = {"remat": "attention", "full_remat_layers": 1, "offload": True}
 MIXTURES = [
     ("1,1,1,8", {}, 1),
     pytest.param("2,2,2,1", {"remat_group": 2}, 1, marks=pytest.mark.slow),
@@ -95,6 +96,8 @@ MIXTURES = [
     ("1,2,1,4", {"ring": "gathered"}, 1),
     pytest.param("1,1,1,8", {"ulysses": 2, "head_groups": 2, "remat": "dots"}, 1, marks=pytest.mark.slow),
     pytest.param("2,1,1,4", {"ulysses": 4, "layout": "contiguous", "remat_group": 2}, 1, marks=pytest.mark.slow),
+    pytest.param("1,2,1,4", {"head_groups": 2} | SOME_KEPT, 1, marks=pytest.mark.slow),
+    pytest.param("1,1,2,4", {"ulysses": 2} | SOME_KEPT, 2, marks=pytest.mark.slow),
 ]
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple, get_args
 
-from ringformer.estimate.choices.memory_settings import possible_head_groups, possible_settings
+from ringformer.estimate.choices.memory_settings import possible_head_groups, possible_settings, with_outputs_that_fit
 from ringformer.estimate.choices.parallelism import is_possible, parallelisms, with_parallelism
 from ringformer.estimate.closed_forms.block_costs import block_seconds
 from ringformer.estimate.closed_forms.communication import exposed_seconds
@@ -82,6 +82,8 @@ class Candidate(NamedTuple):
             words.append(f"chunk {m.q_chunk}")
         if m.remat != "full":
             words.append(f"remat {m.remat}")
+        if m.full_remat_layers:
+            words.append(f"full_remat_layers {m.full_remat_layers}")
         words.append(f"head_groups {m.head_groups} remat_group {m.remat_group}")
         if m.offload:
             words.append("offload")
@@ -113,7 +115,10 @@ def _candidates_on(mesh: Workload) -> Iterator[Candidate]:
             for settings in possible_settings(config):
                 option = workload.with_settings(settings)
                 if key_heads % settings.head_groups == 0 and is_possible(option):
-                    yield from _with_larger_offloads(counted(option))
+                    for candidate in _with_larger_offloads(counted(option)):
+                        yield candidate
+                        if fewer := with_outputs_that_fit(candidate.workload):
+                            yield counted(fewer)
 
 
 AMPLE, HOPELESS = 0.6, 2.0
@@ -183,7 +188,7 @@ def meshes(goal: Workload) -> Iterator[Workload]:
     slices = goal.target.slices
     devices = goal.target.num_devices // slices
     batch = goal.batch_size // slices
-    plain = replace(shape, layout="zigzag", ulysses=1, ring="one_way", remat="full", offload=False)
+    plain = replace(shape, layout="zigzag", ulysses=1, ring="one_way", remat="full", full_remat_layers=0, offload=False)
     numbers = [1, 2, 4, 8]
     if batch:
         most = min(batch, devices)
@@ -264,7 +269,7 @@ def _settings_nearby(workload: Workload) -> Iterator[MemorySettings]:
         if groups in possible_head_groups(m) and key_heads % groups == 0:
             yield replace(settings, head_groups=groups)
     for layers in _twice_and_half(m.remat_group):
-        if 0 < layers < m.num_layers:
+        if 0 < layers < m.num_layers and not m.full_remat_layers:
             yield replace(settings, remat_group=layers)
     for chunk in _twice_and_half(m.q_chunk or default_chunk(local)):
         if m.kernel == "xla" and 128 <= chunk <= local:

@@ -1,9 +1,10 @@
 """Memory settings to compile a workload with. Closed forms choose them; the compiler decides what fits."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ringformer.estimate.closed_forms.training import computation_seconds, host_bytes, peak_bytes
+from ringformer.estimate.closed_forms.training import computation_seconds, host_bytes, peak_bytes, state_bytes
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.workloads.training import MemorySettings, Workload
@@ -22,18 +23,31 @@ def possible_settings(model: DecoderConfig) -> Iterator[MemorySettings]:
         return whole_groups + layers + 2 * (single > 0)
 
     fewest = min(range(1, model.num_layers), default=1, key=kept)
-    for remat_group in dict.fromkeys((1, fewest)):
+    for remat_group in dict.fromkeys((1, 1 if model.full_remat_layers else fewest)):
         for g in groups:
             yield MemorySettings(g, remat_group, model.q_chunk, model.k_chunk)
 
 
 def possible_head_groups(model: DecoderConfig) -> list[int]:
     """Return the numbers of groups that the key heads can be split into."""
-    alone = model.offload and model.remat == "attention"  # the outputs of groups would stay on the device
-    alone |= model.PARTS.qk_norm == "width"  # over the heads of all groups
-    if alone:
+    if model.PARTS.qk_norm == "width":  # over the heads of all groups
         return [1]
     return [g for g in range(1, model.num_kv_heads + 1) if model.num_kv_heads % g == 0]
+
+
+def with_outputs_that_fit(workload: Workload) -> Workload | None:
+    """Return the workload with as many layers that offload their attention's outputs as the host's memory can have,
+    beside a save; None if that is impossible, if it can have all of them, or none."""
+    model = workload.model
+    offloads_outputs = model.offload and model.remat == "attention"
+    excess = host_bytes(workload) + state_bytes(workload) - workload.target.host_bytes
+    if not offloads_outputs or model.remat_group > 1 or len(set(model.layer_kinds)) > 1 or excess <= 0:
+        return None
+    _, of_attention = model.kept_bytes(workload.local_tokens)
+    without = model.full_remat_layers + math.ceil(excess / of_attention)
+    if workload.gradients_in_host or without >= model.num_layers:
+        return None
+    return replace(workload, model=replace(model, full_remat_layers=without))
 
 
 def likely_settings(workload: Workload) -> list[MemorySettings]:

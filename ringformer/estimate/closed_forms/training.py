@@ -380,13 +380,13 @@ def memory(workload: Workload) -> dict[str, float]:
     item = itemsize(model)
     stream = local * D * item
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
-    of_input, of_attention = model.kept_bytes(local)
-    groups, single = model.remat_groups
-    here = groups * of_input + single * (of_input + of_attention)
+    of_layer = sum(model.kept_bytes(local))
+    here = model.kept_bytes_of_layers(local)
     if model.offload:
-        here = model.fetch_ahead * (of_input + of_attention)
+        here = model.fetch_ahead * of_layer
+    groups, _ = model.remat_groups
     if groups:
-        here += model.remat_group * (of_input + of_attention)
+        here += model.remat_group * of_layer
     of_queries, of_keys = ATTENTION_BYTES["cudnn" if model.kernel == "cudnn" else target.chip.kind]
     keys = of_keys * model.num_kv_heads / model.num_heads if workload.mesh_shape[3] > 1 else 0
     queries = local * model.num_heads * model.head_dim

@@ -24,6 +24,7 @@ OF_TRAINING = (
     "attention",
     "remat",
     "remat_group",
+    "full_remat_layers",
     "head_groups",
     "offload",
     "optimizer_offload",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ringformer.estimate.choices.candidates import promising
+from ringformer.estimate.choices.memory_settings import with_outputs_that_fit
 from ringformer.estimate.closed_forms.training import StepTime, computation_seconds, host_bytes, peak_bytes, state_bytes
 from ringformer.estimate.compiler.program_estimate import Estimate
 from ringformer.estimate.reports.time_report import mfu
@@ -90,9 +91,10 @@ def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
     if model.remat == "full":
         kept += [("attention", model.offload), ("attention", True)]
     for remat, offload in kept:
-        groups = 1 if offload else model.head_groups
-        other = replace(model, remat=remat, offload=offload, head_groups=groups)
+        other = replace(model, remat=remat, offload=offload, full_remat_layers=0)
         faster = replace(workload, model=other)
+        faster = with_outputs_that_fit(faster) or faster
+        layers = faster.model.full_remat_layers
         peak = above * peak_bytes(faster)
         host = host_bytes(faster)
         if peak <= target.budget and host + state_bytes(faster) <= target.host_bytes:
@@ -100,8 +102,8 @@ def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
             settings = f"remat={remat}"
             if offload != model.offload:
                 settings += " with offload" if offload else " without offload"
-            if groups != model.head_groups:
-                settings += f" and head_groups={groups}"
+            if layers:
+                settings += f" and full_remat_layers={layers}"
             held = f", {host / GiB:.1f} GiB of host memory" if offload else ""
             return [f"{settings} should fit ({peak / GiB:.1f} GiB{held}) and take {ratio:.0%} of the computation"]
     return []

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ringformer.estimate.choices.candidates import counted, offloading, parts_in_host
+from ringformer.estimate.choices.memory_settings import with_outputs_that_fit
 from ringformer.estimate.closed_forms.training import memory, peak_bytes, state_bytes
 from ringformer.estimate.workloads.targets import Target, find_target
 from ringformer.estimate.workloads.training import Workload
@@ -71,6 +72,8 @@ def remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
         if peak_bytes(other) < least:
             least = peak_bytes(other)
             yield f"optimizer.offload={part}", other
+    if fewer := with_outputs_that_fit(workload):
+        yield f"model.full_remat_layers={fewer.model.full_remat_layers}", fewer
     if not workload.lora.rank:
         optimizer = replace(workload.optimizer, params_dtype="float32")  # that of adapters
         words = f"adapters (lora.rank={ADAPTERS.rank}, bfloat16 base)"

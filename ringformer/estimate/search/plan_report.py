@@ -102,6 +102,8 @@ def _config_text(w: Workload) -> list[str]:
         f"--config.model.head_groups={m.head_groups} --config.model.remat_group={m.remat_group} "
         f"--config.model.offload={m.offload}"
     )
+    if m.full_remat_layers:
+        memory += f" --config.model.full_remat_layers={m.full_remat_layers}"
     if not m.fetch_ahead:
         memory += " --config.model.fetch_ahead=False"
     if w.optimizer.offload != "none":

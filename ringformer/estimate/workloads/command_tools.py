@@ -18,6 +18,7 @@ MODEL_FLAGS = (
     "compute_dtype",
     "remat",
     "remat_group",
+    "full_remat_layers",
     "head_groups",
     "q_chunk",
     "k_chunk",

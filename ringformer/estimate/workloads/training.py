@@ -286,7 +286,7 @@ def estimate_command(workload: Workload) -> str:
     }
     if workload.accumulate != 1:
         options["accumulate"] = workload.accumulate
-    for name in ("layout", "ulysses", "ring", "window", "kernel", "remat"):
+    for name in ("layout", "ulysses", "ring", "window", "kernel", "remat", "full_remat_layers"):
         options[name] = changed.get(name)
     options |= {"seq_len": workload.seq_len} | vars(workload.settings)
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
