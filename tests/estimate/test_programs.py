@@ -58,7 +58,7 @@ def assert_same(with_code, without):
     device's (init: 209)."""
     assert with_code.generated_code and not without.generated_code
     memory = {
-        "peak_bytes": pytest.approx(without.peak_bytes + with_code.code_bytes, abs=2**18),
+        "peak_bytes": pytest.approx(without.peak_bytes + (with_code.code_bytes or 0), abs=2**18),
         "temp_bytes": pytest.approx(without.temp_bytes, abs=2**18),
     }
     if with_code.own_machine_code:
