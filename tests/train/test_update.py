@@ -158,6 +158,7 @@ def test_a_run_has_the_same_bits(mesh_dim, offload, rank, dtype):
 
 GROUPED = replace(CONFIG, num_layers=6, remat_group=2)
 PERIODS = SmolLM3Config(**vars(CONFIG) | {"num_layers": 6, "layer_types": "FN", "remat": "attention"})
+SOME_KEPT = replace(CONFIG, remat="attention", offload=True, full_remat_layers=1)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +183,24 @@ def test_gradients_in_host_memory_are_those_of_the_device(few_rows, mesh_dim, co
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh_dim", ["1,1,1,8", "1,2,2,2"])
+@pytest.mark.parametrize("part", ["none", "moments", "state"])
+def test_layers_that_keep_less_than_others_train_as_all(few_rows, part, mesh_dim):
+    """With weights on the devices, and with copies of weights in host memory."""
+    _, expected, losses = trained(mesh_dim, "none", steps=4)
+    _, found, same = trained(mesh_dim, part, steps=4, config=SOME_KEPT)
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, found.params, expected.params))) < 1e-6
+    np.testing.assert_allclose(same, losses, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("config", "accumulate", "reason"),
     [
         (replace(CONFIG, tie_embeddings=True), 1, "a tied embedding gets two gradients"),
         (CONFIG, 2, "so accumulate=2 must be 1"),
-        (replace(GROUPED, num_layers=5), 1, "its groups of remat_group layers, are not one"),
+        (replace(GROUPED, num_layers=5), 1, "its groups of remat_group layers, .* are not one"),
+        (SOME_KEPT, 1, "its full_remat_layers and others, are not one"),
         (replace(PERIODS, num_layers=5), 1, "the layers of this model"),
         (SimpleNamespace(), 1, "one scan over all layers"),
     ],
