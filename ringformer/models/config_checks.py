@@ -92,5 +92,5 @@ def _check_full_remat_layers(config: Any) -> None:
         raise ValueError(f"{layers} leaves none of num_layers={config.num_layers}: set remat=full")
     if config.remat_group > 1:
         raise ValueError(f"{layers} with remat_group={config.remat_group}: set one of them")
-    if len(set(config.layer_kinds)) > 1:
+    if not config.has_equal_layers:
         raise ValueError(f"{layers}: the layers of {type(config).__name__} are of several kinds; set it to 0")

@@ -244,6 +244,11 @@ class DecoderConfig:
         return sum(count * groups for count, groups, _ in runs), sum(count * single for count, _, single in runs)
 
     @property
+    def has_equal_layers(self) -> bool:
+        """True if all layers are of one kind."""
+        return len(set(self.layer_kinds)) == 1
+
+    @property
     def one_scan(self) -> bool:
         """True if one scan runs over all layers, or over all periods of them; False if several do, over parts of
         them."""

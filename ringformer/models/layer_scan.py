@@ -65,7 +65,8 @@ def scan_layers(
 
 def _run(layer: Callable[..., Any], c: DecoderConfig, offload: Callable[..., Any] | None, x, layers, shared):
     """Scan over equal layers, of which groups of `remat_group` are recomputed together."""
-    if offload is not None and c.full_remat_layers:
+    if c.full_remat_layers:
+        assert offload is not None, "checked by the config"
         first = FirstLayers(c.full_remat_layers, _output_of(_rematerialised(layer, "full")))
         others = _output_of(_rematerialised(layer, c.remat))
         return offload(others, x, layers, shared, first=first), None

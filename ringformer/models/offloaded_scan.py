@@ -42,12 +42,17 @@ class _Run(NamedTuple):
     start: int
     stop: int
 
-    def rows(self, layers: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Return what a scan over the run's rows of `layers` runs over, and a function that returns a row's weights.
-        The scan over a part of them reads rows of the whole: slices would be a second copy of the weights."""
-        if self.stop - self.start == _count(layers):
-            return layers, lambda weights: weights
-        return jnp.arange(self.start, self.stop), lambda i: jax.tree.map(lambda w: _row(w, i), layers)
+    def is_all(self, layers: Any) -> bool:
+        return self.stop - self.start == _count(layers)
+
+    def rows(self, layers: Any) -> Any:
+        """Return what a scan over the run goes through: the weights, or the places of a part of them. Slices of the
+        weights would be a second copy."""
+        return layers if self.is_all(layers) else jnp.arange(self.start, self.stop)
+
+    def weights(self, layers: Any, row: Any) -> Any:
+        """Return the weights of a layer, given the run's row."""
+        return row if self.is_all(layers) else jax.tree.map(lambda w: _row(w, row), layers)
 
 
 def offloaded_scan(
@@ -80,63 +85,67 @@ def offloaded_scan(
     @jax.custom_vjp
     def scan(x, layers, shared):
         for run in runs:
-            rows, weights_of = run.rows(layers)
-            x, _ = lax.scan(lambda x, row: (run.layer(x, weights_of(row), shared), None), x, rows)  # noqa: B023
+            x = output_of(run, x, layers, shared)
         return x
+
+    def output_of(run, x, layers, shared):
+        def turn(x, row):
+            return run.layer(x, run.weights(layers, row), shared), None
+
+        return lax.scan(turn, x, run.rows(layers))[0]
 
     def forward(x, layers, shared):
         kept: list[Any] = []
         for run in runs:
-            (x, _), of_run = forward_of(run, x, layers, shared)
-            kept = [*kept, of_run]
+            x, of_run = output_and_kept(run, x, layers, shared)
+            kept.append(of_run)
         return x, (kept, layers, shared)
 
-    def forward_of(run, x, layers, shared):
-        rows, weights_of = run.rows(layers)
-
+    def output_and_kept(run, x, layers, shared):
         def turn(carry, row):
             x, shared = carry
-            weights = weights_of(row)
+            weights = run.weights(layers, row)
             y, vjp = jax.vjp(run.layer, x, weights, shared)
             return (y, shared), _offloaded(vjp, (weights, shared))
 
-        return lax.scan(turn, (x, shared), rows)
+        (x, _), kept = lax.scan(turn, (x, shared), run.rows(layers))
+        return x, kept
 
     def backward(residuals, dy):
         kept, layers, shared = residuals
-        if first is None:
-            dx, dlayers = backward_of(runs[0], kept[0], layers, shared, dy)
+        if len(runs) == 1:
+            (_, dx), dlayers = gradients_of(runs[0], kept[0], layers, shared, None, dy)
             return dx, dlayers, None
-        # Both runs write into one array: parts of it would have to be joined, which takes twice their memory.
+        # All runs write into one array: parts of it would have to be joined, which takes their memory twice.
         dlayers = jax.tree.map(lambda w: vary_like(jnp.zeros(w.shape, w.dtype), w), layers)
         for run, of_run in zip(reversed(runs), reversed(kept), strict=True):
-            dy, dlayers = backward_of(run, of_run, layers, shared, dy, dlayers)
+            (dlayers, dy), _ = gradients_of(run, of_run, layers, shared, dlayers, dy)
         return dy, dlayers, None
 
-    def backward_of(run, kept, layers, shared, dy, into=None):
+    def gradients_of(run, kept, layers, shared, dlayers, dy):
+        """Return (dlayers, dx), and the gradients of the run's weights if there is no `dlayers` to write them into."""
         count = run.stop - run.start
-        rows, weights_of = run.rows(layers)
 
         def fetch(i):
             return jax.tree.map(lambda row: jax.device_put(_row(row, i), jax.memory.Space.Device), kept)
 
         def turn(carry, place):
-            dy, here, into = carry
+            dlayers, dy, here = carry
             i, row = place
             following = None
             if ahead:
                 following = fetch(jnp.maximum(i - 1, 0))
             else:
                 here = fetch(i)
-            dx, dweights, _ = _whole(here, (weights_of(row), shared))(dy)
-            if into is None:
-                return (dx, following, None), dweights
-            into = jax.tree.map(lambda g, of_row: lax.dynamic_update_index_in_dim(g, of_row, row, 0), into, dweights)
-            return (dx, following, into), None
+            dx, dweights, _ = _whole(here, (run.weights(layers, row), shared))(dy)
+            if dlayers is None:
+                return (None, dx, following), dweights
+            return (_with_row(dlayers, dweights, row), dx, following), None
 
         last = fetch(count - 1) if ahead else None
-        (dx, _, into), dlayers = lax.scan(turn, (dy, last, into), (jnp.arange(count), rows), reverse=True)
-        return dx, dlayers if into is None else into
+        places = jnp.arange(count), run.rows(layers)
+        (dlayers, dx, _), dweights = lax.scan(turn, (dlayers, dy, last), places, reverse=True)
+        return (dlayers, dx), dweights
 
     scan.defvjp(forward, backward)
     return scan(x, layers, shared)
@@ -148,6 +157,11 @@ def _count(layers: Any) -> int:
 
 def _row(stacked: jax.Array, i) -> jax.Array:
     return lax.dynamic_index_in_dim(stacked, i, keepdims=False)
+
+
+def _with_row(stacked: Any, row: Any, i) -> Any:
+    """Return stacked arrays with another row, in place."""
+    return jax.tree.map(lambda whole, of_row: lax.dynamic_update_index_in_dim(whole, of_row, i, 0), stacked, row)
 
 
 def _offloaded(vjp: Any, arguments: Any) -> Any:

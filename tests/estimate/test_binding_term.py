@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.choices.candidates import counted
+from ringformer.estimate.choices.candidates import counted, offloading
 from ringformer.estimate.closed_forms.training import memory, peak_bytes
-from ringformer.estimate.reports.binding_term import ADAPTERS, binding_text, remedies, twice_as_large
+from ringformer.estimate.reports.binding_term import ADAPTERS, binding_text, held_by_host, remedies, twice_as_large
 from ringformer.estimate.workloads.targets import find_target, with_host_memory
 from ringformer.estimate.workloads.training import preset_workload
 from ringformer.hardware import GiB
@@ -62,6 +62,43 @@ def test_the_host_binds_too_and_host_gib_changes_that():
     small = replace(w, target=with_host_memory(w.target, 10))
     assert binding_text(w) == []
     assert "what binds is the host's memory" in binding_text(small)[0] and "of 10" in binding_text(small)[0]
+
+
+def of_host_alone(model: str, target: str, seq_len: int, host_gib: float | None, **settings):
+    """A workload with its state in host memory, which is what binds."""
+    settings = {"offload": True, "fetch_ahead": False, "head_groups": 4, "remat": "attention"} | settings
+    w = replace(workload(model, target, seq_len, **settings), mesh_dim="1,1,2,4")
+    return offloading(replace(w, target=with_host_memory(w.target, host_gib)), "state")
+
+
+def test_what_would_change_the_hosts_memory_is_counted_there():
+    """Qwen3-32B at 1M with all of attention's outputs: each proposal needs less of the host."""
+    w = of_host_alone("qwen3_32b", "8xH100", 2**20, None)
+    lines = binding_text(w)
+    assert "what binds is the host's memory: 303.5 GiB" in lines[0]
+    assert [line.split(": ")[0].strip() for line in lines[2:]] == [
+        "optimizer.offload=moments",
+        "optimizer.offload=none",
+        "model.full_remat_layers=26",
+        "adapters (lora.rank=16, bfloat16 base)",
+        "16xH100",
+        "524,288 tokens",
+    ]
+    for words, other in remedies(w, of_host=True):
+        other.check()
+        assert held_by_host(other) < held_by_host(w), words
+    some = dict(remedies(w, of_host=True))["model.full_remat_layers=26"]
+    more = (held_by_host(some) - held_by_host(w)) / GiB
+    (line,) = [line for line in lines if "full_remat_layers" in line]
+    assert f": {more:+.1f} GiB, +" in line and line.endswith("should fit") and binding_text(some) == []
+
+
+def test_where_no_layers_can_be_chosen_all_recompute():
+    """Layers of several kinds, which keep too much."""
+    w = of_host_alone("gemma3_27b", "8xH100", 2**20, 150)
+    proposed = dict(remedies(w, of_host=True))
+    assert held_by_host(proposed["model.remat=full"]) < held_by_host(w)
+    assert not any("full_remat_layers" in words for words in proposed)
 
 
 def test_what_a_compiler_needed_more_counts():

@@ -23,7 +23,10 @@ def possible_settings(model: DecoderConfig) -> Iterator[MemorySettings]:
         return whole_groups + layers + 2 * (single > 0)
 
     fewest = min(range(1, model.num_layers), default=1, key=kept)
-    for remat_group in dict.fromkeys((1, 1 if model.full_remat_layers else fewest)):
+    remat_groups = [1]
+    if fewest > 1 and not model.full_remat_layers:
+        remat_groups.append(fewest)
+    for remat_group in remat_groups:
         for g in groups:
             yield MemorySettings(g, remat_group, model.q_chunk, model.k_chunk)
 
@@ -40,12 +43,13 @@ def with_outputs_that_fit(workload: Workload) -> Workload | None:
     beside a save; None if that is impossible, if it can have all of them, or none."""
     model = workload.model
     offloads_outputs = model.offload and model.remat == "attention"
-    excess = host_bytes(workload) + state_bytes(workload) - workload.target.host_bytes
-    if not offloads_outputs or model.remat_group > 1 or len(set(model.layer_kinds)) > 1 or excess <= 0:
+    in_one_run = model.has_equal_layers and model.remat_group == 1
+    if not offloads_outputs or not in_one_run or workload.gradients_in_host:
         return None
+    excess = host_bytes(workload) + state_bytes(workload) - workload.target.host_bytes
     _, of_attention = model.kept_bytes(workload.local_tokens)
     without = model.full_remat_layers + math.ceil(excess / of_attention)
-    if workload.gradients_in_host or without >= model.num_layers:
+    if excess <= 0 or without >= model.num_layers:
         return None
     return replace(workload, model=replace(model, full_remat_layers=without))
 

@@ -94,7 +94,6 @@ def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
         other = replace(model, remat=remat, offload=offload, full_remat_layers=0)
         faster = replace(workload, model=other)
         faster = with_outputs_that_fit(faster) or faster
-        layers = faster.model.full_remat_layers
         peak = above * peak_bytes(faster)
         host = host_bytes(faster)
         if peak <= target.budget and host + state_bytes(faster) <= target.host_bytes:
@@ -102,8 +101,8 @@ def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
             settings = f"remat={remat}"
             if offload != model.offload:
                 settings += " with offload" if offload else " without offload"
-            if layers:
-                settings += f" and full_remat_layers={layers}"
+            if faster.model.full_remat_layers:
+                settings += f" and full_remat_layers={faster.model.full_remat_layers}"
             held = f", {host / GiB:.1f} GiB of host memory" if offload else ""
             return [f"{settings} should fit ({peak / GiB:.1f} GiB{held}) and take {ratio:.0%} of the computation"]
     return []

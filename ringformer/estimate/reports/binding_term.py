@@ -1,15 +1,16 @@
 """The term that keeps a run from fitting, and what would change it, in numbers of the closed forms."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ringformer.estimate.choices.candidates import counted, offloading, parts_in_host
 from ringformer.estimate.choices.memory_settings import with_outputs_that_fit
-from ringformer.estimate.closed_forms.training import memory, peak_bytes, state_bytes
+from ringformer.estimate.closed_forms.training import host_bytes, memory, peak_bytes, state_bytes
 from ringformer.estimate.workloads.targets import Target, find_target
 from ringformer.estimate.workloads.training import Workload
 from ringformer.hardware import GPUS_OF_A_NODE, SLICES, GiB
 from ringformer.parallel.lora import LoraConfig
+from ringformer.runs.choices import Offload
 
 ADAPTERS = LoraConfig(rank=16, base_dtype="bfloat16")
 """Adapters that a report proposes."""
@@ -28,23 +29,30 @@ def binding_text(workload: Workload, excess: float = 1.0) -> list[str]:
       excess: factor by which a compiler's bytes exceeded those of the closed form.
     """
     target = workload.target
-    candidate = counted(workload)
-    host = candidate.host + state_bytes(workload)
-    if candidate.peak * excess > target.budget:
+    host = held_by_host(workload)
+    of_host = False
+    if peak_bytes(workload) * excess > target.budget:
         lines = [f"  what binds is the device's memory: {_largest(workload)}"]
         if excess > 1:
             lines.append(f"  the compiler needed {excess:.2f} times the closed form, which counts below")
     elif host > target.host_bytes:
+        of_host = True
         lines = [
-            f"  what binds is the host's memory: {host / GiB:.1f} GiB for each device ({candidate.host / GiB:.1f} "
-            f"offloaded, {state_bytes(workload) / GiB:.1f} for a save), of {target.host_bytes / GiB:.0f}"
+            f"  what binds is the host's memory: {host / GiB:.1f} GiB for each device "
+            f"({host_bytes(workload) / GiB:.1f} offloaded, {state_bytes(workload) / GiB:.1f} for a save), of "
+            f"{target.host_bytes / GiB:.0f}"
         ]
     else:
         return []
     lines.append("  what would change that (closed forms):")
-    for words, other in remedies(workload):
-        lines.append(f"    {words}: {_difference(workload, other, excess)}")
+    for words, other in remedies(workload, of_host=of_host):
+        lines.append(f"    {words}: {_difference(workload, other, excess, of_host=of_host)}")
     return lines
+
+
+def held_by_host(workload: Workload) -> float:
+    """Bytes of host memory for each device: what is offloaded, and a save's copy of the state."""
+    return host_bytes(workload) + state_bytes(workload)
 
 
 def _largest(workload: Workload) -> str:
@@ -64,16 +72,23 @@ def at_any_length(workload: Workload) -> float:
     return sum(parts[part] for part in AT_ANY_LENGTH)
 
 
-def remedies(workload: Workload) -> Iterator[tuple[str, Workload]]:
-    """Yield what would reduce the memory, in words and as a workload."""
-    least = peak_bytes(workload)
-    for part in parts_in_host(workload):
+def remedies(workload: Workload, *, of_host: bool = False) -> Iterator[tuple[str, Workload]]:
+    """Yield what would reduce the memory, of the device or of the host, in words and as a workload."""
+    held = held_by_host if of_host else peak_bytes
+    parts: Iterable[Offload] = parts_in_host(workload)
+    if of_host:
+        parts = reversed(("none", *parts))
+    least = held(workload)
+    for part in parts:
         other = offloading(workload, part)
-        if peak_bytes(other) < least:
-            least = peak_bytes(other)
+        if held(other) < least:
+            least = held(other)
             yield f"optimizer.offload={part}", other
+    model = workload.model
     if fewer := with_outputs_that_fit(workload):
         yield f"model.full_remat_layers={fewer.model.full_remat_layers}", fewer
+    elif of_host and model.remat == "attention" and model.offload:
+        yield "model.remat=full", replace(workload, model=replace(model, remat="full", full_remat_layers=0))
     if not workload.lora.rank:
         optimizer = replace(workload.optimizer, params_dtype="float32")  # that of adapters
         words = f"adapters (lora.rank={ADAPTERS.rank}, bfloat16 base)"
@@ -102,12 +117,14 @@ def twice_as_large(target: Target) -> Target | None:
     return None
 
 
-def _difference(workload: Workload, other: Workload, excess: float) -> str:
-    """Describe what another workload needs, and whether that fits."""
+def _difference(workload: Workload, other: Workload, excess: float, *, of_host: bool) -> str:
+    """Describe what another workload needs more of a device's memory, or of its host's, and whether that fits."""
     candidate = counted(other)
     peak = candidate.peak * excess
-    saved = (peak_bytes(workload) * excess - peak) / GiB
-    words = [f"{-saved:+.1f} GiB"]
+    more = peak - peak_bytes(workload) * excess
+    if of_host:
+        more = held_by_host(other) - held_by_host(workload)
+    words = [f"{more / GiB:+.1f} GiB"]
     longer = candidate.time.step - counted(workload).time.step
     if longer > 0 and other.seq_len == workload.seq_len and other.target == workload.target:
         words.append(f"{longer:+,.2f} s a step")

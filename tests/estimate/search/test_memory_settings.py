@@ -112,7 +112,7 @@ def test_settings_of_some_kept_layers_have_no_groups_of_layers():
 
 
 def test_a_plan_counts_them():
-    """Of the candidates that the host can have, the fastest keeps the outputs of some layers."""
+    """The fastest candidate that fits by the closed forms keeps the outputs of some layers, and says so."""
     goal = preset_workload("qwen3_32b", find_target("8xH100"), 2**20)
     possible = [c for c in candidates(replace(goal, batch_size=1)) if not c.reason_against]
     fastest = possible[0].workload.model
