@@ -55,6 +55,7 @@ PROFILED = {
 }
 """Train steps whose kernels are timed one by one, as `STEPS`."""
 
+SOME_OUTPUTS = {"optimizer_offload": "state", "offload": True, "remat": "attention"}
 OFFLOADED = {
     "full": [
         ("llama3.2_1b", 8192, {"optimizer_offload": "none"}),
@@ -62,10 +63,15 @@ OFFLOADED = {
         ("llama3.2_1b", 8192, {"optimizer_offload": "state"}),
         ("llama_3b", 16384, {"optimizer_offload": "state"}),
         ("llama_3b", 16384, {"optimizer_offload": "all"}),
+        ("llama_3b", 32768, SOME_OUTPUTS | {"head_groups": 4, "full_remat_layers": 10}),
     ],
-    "small": [("tiny", 256, {"optimizer_offload": "none"}), ("tiny", 256, {"optimizer_offload": "all"})],
+    "small": [
+        ("tiny", 256, {"optimizer_offload": "none"}),
+        ("tiny", 256, {"optimizer_offload": "all"}),
+        ("tiny", 256, SOME_OUTPUTS | {"full_remat_layers": 1}),
+    ],
 }
-"""Train steps with parts of the state in the host's memory, as `STEPS`."""
+"""Train steps with parts of the state in the host's memory, and one with what layers keep, as `STEPS`."""
 
 WINDOWS = {
     "full": [(4096, 8, 4, 256, 1024), (4096, 8, 8, 128, 2048), (16384, 16, 8, 256, 1024), (16384, 32, 32, 128, 4096)],
