@@ -14,10 +14,13 @@ from ringformer.models.registry import FAMILIES, preset_config
 from ringformer.parallel.parameters import abstract_model
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
+from ringformer.train.state import init_state
 from tests.convert.families import FAMILIES as TINY
 from tests.convert.families import hf_config
 from tests.helpers import relative_error
-from tests.train.test_step import trained
+from tests.models.in_float64 import trained_in_float64
+from tests.oracle import llama
+from tests.train.test_step import CONFIG, packed_batch, setup, trained
 
 MESHES = [
     ("1,1,1,8", {}),
@@ -48,8 +51,7 @@ def alone():
 
     def of(family):
         if family not in done:
-            config = tiny(family, attention="vanilla", remat="none")
-            done[family] = trained("1,1,1,1", config, devices=1, steps=2)
+            done[family] = trained_in_float64(tiny(family), steps=2)
         return done[family]
 
     return of
@@ -62,7 +64,7 @@ OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in TINY if fam
 @pytest.mark.parametrize("family", [*QUICK, *OTHERS])
 @pytest.mark.parametrize(("mesh_dim", "change"), MESHES)
 def test_a_ring_trains_as_one_device(alone, family, mesh_dim, change):
-    """Packed documents, two steps: losses, the gradient of every parameter, the parameters."""
+    """Packed documents, two steps: losses, the gradient of every parameter, the parameters; one device in float64."""
     metrics, gradient, params = trained(mesh_dim, tiny(family, **change), steps=2)
     expected_metrics, expected_gradient, expected_params = alone(family)
     for m, e in zip(metrics, expected_metrics, strict=True):
@@ -72,6 +74,27 @@ def test_a_ring_trains_as_one_device(alone, family, mesh_dim, change):
     assert worst[0] <= 5e-6, worst
     assert max(jax.tree.leaves(jax.tree.map(relative_error, params, expected_params))) <= 1e-5
     assert all(np.any(np.asarray(x) != 0) for x in jax.tree.leaves(gradient))
+
+
+@pytest.mark.slow
+def test_one_device_computes_in_float64():
+    """Against an oracle that shares no line with the package. Angles are whole 2^-32 turns, as on every mesh; a number
+    of float32 anywhere would leave 2e-8 or more (pi did, 2e-7)."""
+    metrics, moment, _ = trained_in_float64(CONFIG, steps=1)
+    mesh, optimizer, shardings, _, _ = setup("1,1,1,1", CONFIG, devices=1)
+    params = jax.device_get(init_state(CONFIG, optimizer, shardings, mesh, seed=0).params)
+    batch = packed_batch()
+    architecture = llama.Architecture(CONFIG.rope_theta, CONFIG.norm_eps)
+    total, sums = llama.loss_and_gradients(params, batch, architecture)
+    assert relative_error(metrics[0]["loss"], total / batch.mask.sum()) <= 2e-9
+    part = norm(moment) / norm(sums)  # the gradient was clipped
+    expected = jax.tree.map(lambda x: part * x, sums)
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, moment, expected))) <= 4e-9
+
+
+def norm(tree) -> float:
+    """Of all the tree's arrays, in float64."""
+    return np.linalg.norm([np.linalg.norm(x) for x in jax.tree.leaves(tree)])
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def rotations(
     """Compute `(cos, sin)` of the phases, times `amplitude`."""
     # As a signed integer, a phase is within half a turn of zero: float32 then resolves it to 2^-25 turns or better.
     signed = lax.bitcast_convert_type(phases(positions, frequencies), jnp.int32)
-    angle = signed.astype(jnp.float32) * np.float32(2 * np.pi / 2**32)
+    angle = signed.astype(jnp.float32) * (2 * np.pi / 2**32)
     cos = jnp.cos(angle)
     sin = jnp.sin(angle)
     return (cos, sin) if amplitude == 1.0 else (amplitude * cos, amplitude * sin)
