@@ -98,14 +98,37 @@ def part_moves(layout: Layout, ring_size: int, by: int) -> dict[tuple[int, int],
     """Return the (source rank, target rank) of every part that moves to the place of the part `by` parts later in the
     sequence, for each (source part, target part). The first part follows the last one. No rank occurs twice as a
     source, or twice as a target, in one list. For layouts in `WINDOWED`."""
-    places = [(rank, 0) for rank in range(ring_size)]
-    if layout == "zigzag":
-        places += [(rank, 1) for rank in reversed(range(ring_size))]
+    line = places(layout, ring_size)
     moves: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for piece, (source, part) in enumerate(places):
-        target, target_part = places[(piece + by) % len(places)]
+    for piece, (source, part) in enumerate(line):
+        target, target_part = line[(piece + by) % len(line)]
         moves.setdefault((part, target_part), []).append((source, target))
     return moves
+
+
+def places(layout: Layout, ring_size: int) -> list[tuple[int, int]]:
+    """Return the (rank, part) of every piece of the sequence, in its order. For layouts in `WINDOWED`."""
+    line = [(rank, 0) for rank in range(ring_size)]
+    if layout == "zigzag":
+        line += [(rank, 1) for rank in reversed(range(ring_size))]
+    return line
+
+
+def intervals(layout: Layout, ring_size: int, ulysses: int = 1) -> list[tuple[int, int]]:
+    """Return the (device, interval) of every interval of the sequence, in its order. A device's tokens are one interval
+    or two equal ones, as `interval_count` says. For layouts in `WINDOWED`."""
+    count = interval_count(layout, ulysses)
+    of_part = ulysses * count // PARTS[layout]
+    line = []
+    for rank, part in places(layout, ring_size):
+        for i in range(part * of_part, (part + 1) * of_part):
+            line.append((rank * ulysses + i // count, i % count))
+    return line
+
+
+def interval_count(layout: Layout, ulysses: int = 1) -> int:
+    """Return the intervals of the sequence that a device holds."""
+    return math.lcm(PARTS[layout], ulysses) // ulysses
 
 
 def parts_before(layout: Layout, ring_size: int, rank: Int32[Array, ""]) -> list[Int32[Array, ""]]:

@@ -66,6 +66,17 @@ class Ring:
         moves = [(rank, (rank + direction) % self.size) for rank in range(self.size)]
         return lax.ppermute(tree, self.axis_name, self.devices(moves))
 
+    def send(self, tree: Any, by: int) -> Any:
+        """Send every leaf `by` ranks on, or back if it is negative; ranks that none sends to get zeros."""
+        moves = [(rank, rank + by) for rank in range(self.size) if 0 <= rank + by < self.size]
+        return jax.tree.map(lambda x: lax.ppermute(x, self.axis_name, self.devices(moves)), tree)
+
+    def gather(self, x: jax.Array) -> jax.Array:
+        """Return the arrays of all ranks, stacked in the order of the ranks."""
+        if self.size == 1:
+            return x[None]
+        return lax.all_gather(x, self.axis_name, axis_index_groups=self._peers)
+
     def is_earlier(self, rank: jax.Array, step: int | jax.Array, direction: Literal[1, -1] = 1) -> jax.Array:
         """Return True if the keys that arrive at a step, after so many hops, come from an earlier rank."""
         return rank >= step if direction == 1 else rank + step >= self.size
