@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paper_page.figures import RANK_COLORS, draw_training_cost
-from ringformer.ops.layouts import VISIBLE, Layout, permutation
+from ringformer.ops.layouts import VISIBLE, Layout, permutation, places
 from ringformer.plotting import FAINT, INK, RULE, drawn, label
 
 
@@ -104,10 +104,38 @@ def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
     return figure
 
 
+@drawn
+def draw_states(plt, n: int = 4) -> Any:
+    """Draw the pieces of a zigzag sequence, the map of a state that each of them is, and the states that ranks need."""
+    figure, axes = plt.subplots(figsize=(8.6, 3.6), layout="constrained")
+    line = places("zigzag", n)
+    label(axes, "sequence", (-0.75, 0), ha="right", fontweight="bold")
+    for piece, (rank, _) in enumerate(line):
+        color = RANK_COLORS[rank]
+        _box(axes, (piece, 0), (0.66, 0.6), f"M{piece} U{piece}", color, color, fontsize=8.5, color="white")
+        if piece:
+            axes.annotate("", (piece - 0.33, 0), (piece - 0.67, 0), arrowprops={"arrowstyle": "-|>", "color": FAINT})
+            label(axes, f"S{piece}", (piece - 0.5, -0.28), ha="center", fontsize=8.5, color=FAINT)
+    for rank in range(n):
+        y = rank * 0.75 + 1.1
+        color = RANK_COLORS[rank]
+        label(axes, f"rank {rank} needs", (-0.75, y), ha="right", fontsize=8.5)
+        pieces = [piece for piece, (owner, _) in enumerate(line) if owner == rank]
+        axes.plot((-0.4, pieces[-1] - 0.3), (y, y), color=RULE, linewidth=1.4, zorder=0)
+        for piece in pieces:
+            _box(axes, (piece, y), (0.5, 0.46), f"S{piece}" if piece else "0", "white", color, fontsize=8.5)
+    caption = f"S' = M S + U for each piece: {2 * n} maps in order give every rank its two states; no token moves"
+    label(axes, caption, (n - 0.5, n * 0.75 + 0.95), ha="center", fontsize=8.5, color=FAINT)
+    axes.set(xlim=(-2.1, 2 * n - 0.5), ylim=(n * 0.75 + 1.15, -0.5))
+    axes.axis("off")
+    return figure
+
+
 def write_drawings(folder: Path | str) -> None:
-    """Write the figures that need no results, ring.svg, layouts.svg and training_cost.svg, into `folder`."""
+    """Write the figures that need no results into `folder`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, draw in (("ring", draw_ring), ("layouts", draw_layouts), ("training_cost", draw_training_cost)):
+    drawings = {"ring": draw_ring, "layouts": draw_layouts, "states": draw_states, "training_cost": draw_training_cost}
+    for name, draw in drawings.items():
         draw(path=Path(folder) / f"{name}.svg")
 
 
