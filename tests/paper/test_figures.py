@@ -16,7 +16,7 @@ from benchmarks.paper_page.figures import (
     flops_ratio,
 )
 from benchmarks.paper_page.mfu_figure import COLORS, Bar, Shares, draw_training_mfu
-from benchmarks.paper_page.ring_figures import causal_work, draw_layouts, draw_ring
+from benchmarks.paper_page.ring_figures import causal_work, draw_layouts, draw_ring, draw_states
 from ringformer.ops.layouts import VISIBLE
 from ringformer.paper.training_mfu import cells
 
@@ -53,7 +53,7 @@ def test_overlap_stands_beside_its_closed_form(tmp_path):
     assert found.count("v5e") == found.count("hop exposed") == 2 and {"8K", "16K"} <= {*found}
 
 
-@pytest.mark.parametrize("draw", [draw_ring, draw_layouts, draw_training_cost])
+@pytest.mark.parametrize("draw", [draw_ring, draw_layouts, draw_states, draw_training_cost])
 def test_a_drawing_is_the_same_every_time_and_the_committed_one(draw, tmp_path):
     for name in ("a.svg", "b.svg"):
         draw(path=tmp_path / name)
@@ -128,4 +128,4 @@ def test_the_committed_figure_of_the_overlap_names_its_targets():
 
 def test_pictures_are_small():
     sizes = {path.name: path.stat().st_size for path in FIGURES.iterdir()}
-    assert len(sizes) == 12 and max(sizes.values()) < 120_000, sizes
+    assert len(sizes) == 13 and max(sizes.values()) < 120_000, sizes
