@@ -1,7 +1,7 @@
 """The package's dense model in float64: an oracle that adds no rounding of its own to a difference.
 
-Where terms nearly cancel, dense attention in float32 is as far from the truth as the ring is: 4.5e-6 and 3.0 to 5.2e-6
-for the biases of keys of the tiny Qwen2.
+Where terms nearly cancel, dense attention in float32 is as far off as the ring: 4.5e-6 and 3.0 to 5.2e-6 for the biases
+of keys of the tiny Qwen2.
 """
 
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ def trained_in_float64(config: DecoderConfig, steps: int):
 
 @contextmanager
 def float64():
-    """What the package computes in float32 is computed in float64, on one device."""
+    """Let the package compute in float64 what it computes in float32. For one device."""
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
         patch.setattr(jnp, "float32", jnp.float64)
         patch.setattr(jaxtyping.config, "jaxtyping_disable", True)

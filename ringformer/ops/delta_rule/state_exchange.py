@@ -46,7 +46,7 @@ def states_before(ring: Ring, rank: Int[Array, ""], maps: Maps, *, backward: boo
       maps: those of this rank's pieces, with a leading axis of parts.
       backward: the line of pieces begins with the last one.
     """
-    if ring.size == 1 or ring.size <= MOST_GATHERED:
+    if ring.size <= MOST_GATHERED:
         return _gathered(ring, rank, maps, backward)
     return _scanned(ring, rank, maps, backward)
 

@@ -42,31 +42,32 @@ def drawn(T, documents=True, heads=4, beta=0.2, decay=0.02, nearly_equal=False):
     return q, k, v, g, beta, ids, do
 
 
-def on_ring(inputs, devices, layout, chunk=8, **options):
-    """The outputs and gradients of a ring, in natural order."""
+def on_ring(inputs, devices, layout, chunk=8, ulysses=1, rings=1, copies=1):
+    """The outputs and gradients of a ring, in natural order; the rows of the batch on as many copies of it."""
     *arrays, ids, do = inputs
-    order = permutation(layout, do.shape[1], devices // options.get("ulysses", 1), options.get("rings", 1))
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("sp",))
-    rule = partial(ring_delta_rule, axis_name="sp", layout=layout, chunk=chunk, **options)
+    order = permutation(layout, do.shape[1], devices // ulysses, rings)
+    mesh = Mesh(np.array(jax.devices()[: copies * devices]).reshape(copies, devices), ("dp", "sp"))
+    rule = partial(ring_delta_rule, axis_name="sp", layout=layout, chunk=chunk, ulysses=ulysses, rings=rings)
 
     def of_device(arrays, ids, do):
         o, vjp = jax.vjp(lambda *x: rule(*x, segment_ids=ids), *arrays)
         return o, *vjp(do)
 
-    laid_out = jax.tree.map(lambda x: x[:, order], (arrays, ids, do.astype(np.float32)))
-    run = jax.shard_map(of_device, mesh=mesh, in_specs=P(None, "sp"), out_specs=P(None, "sp"))
+    laid_out = jax.tree.map(lambda x: x[:, order], (arrays, ids, do.astype(arrays[0].dtype)))
+    run = jax.shard_map(of_device, mesh=mesh, in_specs=P("dp", "sp"), out_specs=P("dp", "sp"))
     return [np.asarray(x)[:, np.argsort(order)] for x in jax.jit(run)(*laid_out)]
 
 
-def errors(inputs, *ring, **options) -> dict[str, float]:
-    rings = options.get("rings", 1)
+def errors(inputs, devices, layout, rings=1, **options) -> dict[str, float]:
+    """Relative errors of the outputs and of all gradients."""
     T = inputs[-1].shape[1] // rings
     of_rings = []
     for i in range(rings):
         *arrays, ids, do = (None if x is None else x[:, i * T : (i + 1) * T] for x in inputs)
         of_rings.append(delta_rule(*arrays, ids, do))
     expected = [np.concatenate(x, axis=1) for x in zip(*of_rings, strict=True)]
-    return dict(zip(NAMES, map(relative_error, on_ring(inputs, *ring, **options), expected), strict=True))
+    found = on_ring(inputs, devices, layout, rings=rings, **options)
+    return dict(zip(NAMES, map(relative_error, found, expected), strict=True))
 
 
 def assert_exact(found: dict[str, float]) -> None:
@@ -88,6 +89,7 @@ RINGS = [
     pytest.param(8, "zigzag", {"rings": 2}, marks=pytest.mark.slow),
     pytest.param(8, "zigzag", {"ulysses": 2, "rings": 2}, marks=pytest.mark.slow),
     pytest.param(4, "zigzag", {"chunk": 64}, marks=pytest.mark.slow),
+    pytest.param(4, "zigzag", {"copies": 2, "ulysses": 2}, marks=pytest.mark.slow),
 ]
 
 
@@ -95,6 +97,15 @@ RINGS = [
 def test_a_ring_computes_what_one_token_at_a_time_gives(devices, layout, options):
     """Documents end at and across shards. T is no multiple of a block: the last one is filled up."""
     assert_exact(errors(drawn(T=24 * devices), devices, layout, **options))
+
+
+@pytest.mark.slow
+def test_one_device_needs_no_axis():
+    *arrays, ids, do = drawn(T=40)
+    o, vjp = jax.vjp(lambda *x: ring_delta_rule(*x, axis_name=None, segment_ids=ids, chunk=8), *arrays)
+    expected = delta_rule(*arrays, ids, do)
+    found = [o, *vjp(do.astype(np.float32))]
+    assert_exact(dict(zip(NAMES, map(relative_error, found, expected), strict=True)))
 
 
 @pytest.mark.slow
